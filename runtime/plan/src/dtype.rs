@@ -1,0 +1,344 @@
+//! Element types and block formats: how bytes in a model file or a plan stand for numbers.
+//!
+//! Invariants
+//! - the reference decode of a block format is exact: every stored value is a finite sum of
+//!   f32-representable products, rounded once to f32;
+//! - all formats are little-endian.
+//!
+//! Deliberately absent: any fast decode (that is `waste-kernels`) and any quantiser.
+
+use serde::{Deserialize, Serialize};
+
+/// The arithmetic of linears over integer weights (numerics §2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Math {
+    /// Activations in three balanced signed byte planes; f32 quality. The default.
+    Fixed24,
+    /// Two planes; relative error 2.5e-5 … 1e-4.
+    Fixed16,
+    /// One plane; relative error about 1e-2.
+    Fixed8,
+    /// Plain f32 fma in k order, block by block.
+    F32,
+}
+
+impl Math {
+    /// Every variant, in the order of the documentation.
+    pub const ALL: [Self; 4] = [Self::Fixed24, Self::Fixed16, Self::Fixed8, Self::F32];
+
+    /// The name used in flags, plans and IR text.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fixed24 => "fixed24",
+            Self::Fixed16 => "fixed16",
+            Self::Fixed8 => "fixed8",
+            Self::F32 => "f32",
+        }
+    }
+
+    /// Parses [`Math::name`].
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|it| it.name() == name)
+    }
+
+    /// The dtype of quantised activations, or `None` for [`Math::F32`].
+    #[must_use]
+    pub const fn act_dtype(self) -> Option<DType> {
+        match self {
+            Self::Fixed24 => Some(DType::Fx24),
+            Self::Fixed16 => Some(DType::Fx16),
+            Self::Fixed8 => Some(DType::Fx8),
+            Self::F32 => None,
+        }
+    }
+}
+
+/// The type of one element, or of one block of elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DType {
+    /// IEEE binary32.
+    F32,
+    /// IEEE binary16.
+    F16,
+    /// bfloat16.
+    BF16,
+    /// Signed 32-bit integer: token ids, rows, positions.
+    I32,
+    /// GGML Q4_0: blocks of 32, `d: f16`, 16 bytes of nibbles; w = d · (code − 8).
+    Q4_0,
+    /// GGML Q4_1: blocks of 32, `d: f16, m: f16`, 16 bytes of nibbles; w = d · code + m.
+    Q4_1,
+    /// GGML Q8_0: blocks of 32, `d: f16`, 32 × i8; w = d · q.
+    Q8_0,
+    /// Quantised activations in three byte planes (see [`FxLayout`]).
+    Fx24,
+    /// Quantised activations in two byte planes.
+    Fx16,
+    /// Quantised activations in one byte plane.
+    Fx8,
+}
+
+impl DType {
+    /// Every dtype, in declaration order.
+    pub const ALL: [Self; 10] = [
+        Self::F32,
+        Self::F16,
+        Self::BF16,
+        Self::I32,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q8_0,
+        Self::Fx24,
+        Self::Fx16,
+        Self::Fx8,
+    ];
+
+    /// The name used in IR text and plans.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::BF16 => "bf16",
+            Self::I32 => "i32",
+            Self::Q4_0 => "q4_0",
+            Self::Q4_1 => "q4_1",
+            Self::Q8_0 => "q8_0",
+            Self::Fx24 => "fx24",
+            Self::Fx16 => "fx16",
+            Self::Fx8 => "fx8",
+        }
+    }
+
+    /// Parses [`DType::name`].
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|it| it.name() == name)
+    }
+
+    /// Whether weights of this dtype are integers with scales (numerics §2), so that a linear over
+    /// them wants quantised activations.
+    #[must_use]
+    pub const fn is_integer_weight(self) -> bool {
+        matches!(self, Self::Q4_0 | Self::Q4_1 | Self::Q8_0)
+    }
+
+    /// Whether this is f32, f16 or bf16.
+    #[must_use]
+    pub const fn is_float(self) -> bool {
+        matches!(self, Self::F32 | Self::F16 | Self::BF16)
+    }
+
+    /// The layout of quantised activations, if this dtype is one.
+    #[must_use]
+    pub const fn fx(self) -> Option<FxLayout> {
+        match self {
+            Self::Fx24 => Some(FxLayout { planes: 3 }),
+            Self::Fx16 => Some(FxLayout { planes: 2 }),
+            Self::Fx8 => Some(FxLayout { planes: 1 }),
+            _ => None,
+        }
+    }
+
+    /// Elements and bytes of one block as a *file* stores it (1 element for plain dtypes).
+    /// Quantised activations are never stored in files and answer `None`.
+    #[must_use]
+    pub const fn block(self) -> Option<Block> {
+        let (elems, bytes) = match self {
+            Self::F32 | Self::I32 => (1, 4),
+            Self::F16 | Self::BF16 => (1, 2),
+            Self::Q4_0 => (32, 18),
+            Self::Q4_1 => (32, 20),
+            Self::Q8_0 => (32, 34),
+            Self::Fx24 | Self::Fx16 | Self::Fx8 => return None,
+        };
+        Some(Block { elems, bytes })
+    }
+
+    /// Bytes of one row of `n` elements: as a file stores it, or, for quantised activations, as
+    /// [`FxLayout`] says. `None` if `n` is not a whole number of blocks or the product overflows.
+    #[must_use]
+    pub fn row_bytes(self, n: u64) -> Option<u64> {
+        if let Some(fx) = self.fx() {
+            return Some(fx.row_bytes(usize::try_from(n).ok()?) as u64);
+        }
+        let block = self.block()?;
+        if n % u64::from(block.elems) != 0 {
+            return None;
+        }
+        (n / u64::from(block.elems)).checked_mul(u64::from(block.bytes))
+    }
+
+    /// Decodes file bytes to f32: the reference decode of every weight format.
+    ///
+    /// `src`: whole blocks; `dst`: f32[blocks · elems].
+    ///
+    /// # Panics
+    /// If the lengths disagree, or for dtypes that hold no weights (i32, quantised activations).
+    pub fn decode(self, src: &[u8], dst: &mut [f32]) {
+        let block = self.block().expect("a weight dtype");
+        let n_blocks = dst.len() / block.elems as usize;
+        assert_eq!(dst.len() % block.elems as usize, 0, "whole blocks of {}", self.name());
+        assert_eq!(src.len(), n_blocks * block.bytes as usize, "bytes of {} blocks", self.name());
+        let blocks = src.chunks_exact(block.bytes as usize).zip(dst.chunks_exact_mut(block.elems as usize));
+        for (src, dst) in blocks {
+            self.decode_block(src, dst);
+        }
+    }
+
+    fn decode_block(self, src: &[u8], dst: &mut [f32]) {
+        match self {
+            Self::F32 => dst[0] = f32::from_le_bytes([src[0], src[1], src[2], src[3]]),
+            Self::F16 => dst[0] = f16_at(src, 0),
+            Self::BF16 => dst[0] = half::bf16::from_le_bytes([src[0], src[1]]).to_f32(),
+            Self::Q4_0 => decode_nibbles(&src[2..18], dst, f16_at(src, 0), -8, 0.0),
+            Self::Q4_1 => decode_nibbles(&src[4..20], dst, f16_at(src, 0), 0, f16_at(src, 2)),
+            Self::Q8_0 => {
+                let d = f16_at(src, 0);
+                for (q, y) in src[2..34].iter().zip(dst) {
+                    *y = d * f32::from(q.cast_signed());
+                }
+            }
+            Self::I32 | Self::Fx24 | Self::Fx16 | Self::Fx8 => {
+                panic!("{} holds no weights", self.name())
+            }
+        }
+    }
+}
+
+fn f16_at(src: &[u8], at: usize) -> f32 {
+    half::f16::from_le_bytes([src[at], src[at + 1]]).to_f32()
+}
+
+/// GGML's nibble order: byte i holds element i (low) and element i + 16 (high). The products are
+/// exact in f64 (11 × 4 bits), so the sum is rounded to f32 once.
+fn decode_nibbles(codes: &[u8], dst: &mut [f32], d: f32, bias: i8, m: f32) {
+    let (low, high) = dst.split_at_mut(16);
+    for ((code, lo), hi) in codes.iter().zip(low).zip(high) {
+        let value = |nibble: u8| {
+            let w = f64::from(nibble.cast_signed() + bias);
+            #[expect(clippy::cast_possible_truncation, reason = "the one rounding to f32")]
+            let y = (f64::from(d) * w + f64::from(m)) as f32;
+            y
+        };
+        *lo = value(code & 15);
+        *hi = value(code >> 4);
+    }
+}
+
+/// The size of one stored block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Elements in a block.
+    pub elems: u32,
+    /// Bytes of a block.
+    pub bytes: u32,
+}
+
+/// Row layout of quantised activations (numerics §2), for a row of `n` inputs in groups of 128:
+///
+/// | part | type | at |
+/// |---|---|---|
+/// | byte planes, highest first | `i8[planes][np]` | 0 |
+/// | group scales xs | `f32[ng]` | `planes · np` |
+/// | recombined sums z of each 32 inputs | `f32[np / 32]` | + 4 · ng |
+/// | plane sums of each 16 inputs | `i16[planes][np / 16]` | + 4 · np / 32 |
+///
+/// with ng = ceil(n / 128), np = 128 · ng, and padding inputs zero. Rows start at multiples of 64 bytes.
+/// z of inputs 32j … 32j+31 is the recombination of the three plane sums (what minima multiply), and the
+/// sums of 16 (|·| ≤ 2048) correct unsigned codes in integers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FxLayout {
+    /// Byte planes: 3, 2 or 1.
+    pub planes: usize,
+}
+
+/// Inputs that share one activation scale.
+pub const FX_GROUP: usize = 128;
+
+impl FxLayout {
+    /// Groups of a row of `n` inputs.
+    #[must_use]
+    pub const fn groups(self, n: usize) -> usize {
+        n.div_ceil(FX_GROUP)
+    }
+
+    /// Inputs of a row after padding to whole groups.
+    #[must_use]
+    pub const fn padded(self, n: usize) -> usize {
+        self.groups(n) * FX_GROUP
+    }
+
+    /// Byte offset of the group scales.
+    #[must_use]
+    pub const fn scales_at(self, n: usize) -> usize {
+        self.planes * self.padded(n)
+    }
+
+    /// Byte offset of the recombined sums of 32.
+    #[must_use]
+    pub const fn z_at(self, n: usize) -> usize {
+        self.scales_at(n) + 4 * self.groups(n)
+    }
+
+    /// Byte offset of the plane sums of 16.
+    #[must_use]
+    pub const fn sums_at(self, n: usize) -> usize {
+        self.z_at(n) + 4 * (self.padded(n) / 32)
+    }
+
+    /// Bytes of a row, rounded up to a multiple of 64.
+    #[must_use]
+    pub const fn row_bytes(self, n: usize) -> usize {
+        (self.sums_at(n) + 2 * self.planes * (self.padded(n) / 16)).next_multiple_of(64)
+    }
+
+    /// Q: the largest quantised magnitude.
+    #[must_use]
+    pub const fn q_max(self) -> i32 {
+        match self.planes {
+            3 => 8_355_711,
+            2 => 32_639,
+            _ => 127,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_parse_back() {
+        for it in DType::ALL {
+            assert_eq!(DType::from_name(it.name()), Some(it));
+        }
+        for it in Math::ALL {
+            assert_eq!(Math::from_name(it.name()), Some(it));
+        }
+    }
+
+    #[test]
+    fn q4_1_decodes_low_then_high_nibbles() {
+        let mut block = vec![0u8; 20];
+        block[..2].copy_from_slice(&half::f16::from_f32(0.5).to_le_bytes());
+        block[2..4].copy_from_slice(&half::f16::from_f32(-1.0).to_le_bytes());
+        block[4] = 0xf3;
+        let mut out = [0.0; 32];
+        DType::Q4_1.decode(&block, &mut out);
+        assert_eq!(out[0], 0.5 * 3.0 - 1.0);
+        assert_eq!(out[16], 0.5 * 15.0 - 1.0);
+        assert_eq!(out[1], -1.0);
+    }
+
+    #[test]
+    fn a_row_must_be_whole_blocks() {
+        assert_eq!(DType::Q8_0.row_bytes(48), None);
+        assert_eq!(DType::Q8_0.row_bytes(64), Some(68));
+        assert_eq!(DType::Fx24.row_bytes(576), Some(FxLayout { planes: 3 }.row_bytes(576) as u64));
+    }
+}

@@ -1,0 +1,14 @@
+//! What compiler and runtime agree on.
+//!
+//! The ground floor of the project: element types and block formats with their reference decode, packed layouts,
+//! entity ids, the plan schema, its file and text forms, and the structural validation that every load runs.
+//! It imports nothing of ours.
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+pub mod dtype;
+pub mod ids;
+pub mod pack;
+
+pub use dtype::{Block, DType, FX_GROUP, FxLayout, Math};
+pub use pack::{LANES, Packing};

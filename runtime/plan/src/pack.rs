@@ -1,0 +1,121 @@
+//! Packed weight layouts: how a plan stores a weight so that kernels read contiguous lines.
+//!
+//! All of them are rows in blocks of 16 ("lanes are outputs", numerics §1): block b holds rows 16b … 16b+15,
+//! k ascending, at byte `b · block_bytes`. Rows past the end are zero.
+//!
+//! | layout | block of 16 rows, k inputs |
+//! |---|---|
+//! | `F32`, `F16`, `BF16` | elements `[k][16]` |
+//! | `W8` | `i8 [k/4][16][4]`, then scales `f16 [k/32][16]` |
+//! | `W4` | `u8 [k/8][16][4]`: low nibbles k … k+3, high nibbles k+4 … k+7; then scales `f16 [k/32][16]` (w = code − 8) |
+//! | `W4M` | as `W4` with w = code, then minima `f16 [k/32][16]` after the scales |
+//!
+//! A block is padded to a multiple of 64 bytes. Exact values are kept: nothing is requantised.
+
+use serde::{Deserialize, Serialize};
+
+use crate::dtype::DType;
+
+/// Rows in a packed block.
+pub const LANES: usize = 16;
+
+/// How a weight lies in a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Packing {
+    /// Plain row-major elements of the stored dtype: vectors, tables read row by row.
+    Plain,
+    /// f32 `[k][16]`.
+    F32,
+    /// f16 `[k][16]`.
+    F16,
+    /// bf16 `[k][16]`.
+    BF16,
+    /// 8-bit signed codes, one f16 scale per 32 inputs.
+    W8,
+    /// 4-bit codes minus 8, one f16 scale per 32 inputs.
+    W4,
+    /// 4-bit codes, one f16 scale and one f16 minimum per 32 inputs.
+    W4M,
+}
+
+impl Packing {
+    /// Every packing, in declaration order.
+    pub const ALL: [Self; 7] = [Self::Plain, Self::F32, Self::F16, Self::BF16, Self::W8, Self::W4, Self::W4M];
+
+    /// The name used in plans and IR text.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::F32 => "f32x16",
+            Self::F16 => "f16x16",
+            Self::BF16 => "bf16x16",
+            Self::W8 => "w8x16",
+            Self::W4 => "w4x16",
+            Self::W4M => "w4mx16",
+        }
+    }
+
+    /// Parses [`Packing::name`].
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|it| it.name() == name)
+    }
+
+    /// The packing in which a matrix of `dtype` is multiplied; `None` for dtypes that hold no weights.
+    #[must_use]
+    pub const fn of(dtype: DType) -> Option<Self> {
+        match dtype {
+            DType::F32 => Some(Self::F32),
+            DType::F16 => Some(Self::F16),
+            DType::BF16 => Some(Self::BF16),
+            DType::Q8_0 => Some(Self::W8),
+            DType::Q4_0 => Some(Self::W4),
+            DType::Q4_1 => Some(Self::W4M),
+            DType::I32 | DType::Fx24 | DType::Fx16 | DType::Fx8 => None,
+        }
+    }
+
+    /// Bytes of the codes of one block (16 rows, `k` inputs); the scales begin here.
+    #[must_use]
+    pub const fn payload_bytes(self, k: usize) -> usize {
+        match self {
+            Self::Plain => 0,
+            Self::F32 => k * LANES * 4,
+            Self::F16 | Self::BF16 => k * LANES * 2,
+            Self::W8 => k * LANES,
+            Self::W4 | Self::W4M => k * LANES / 2,
+        }
+    }
+
+    /// Byte offset of the minima of one block ([`Packing::W4M`] only, else the end of the block).
+    #[must_use]
+    pub const fn minima_at(self, k: usize) -> usize {
+        match self {
+            Self::W8 | Self::W4 | Self::W4M => self.payload_bytes(k) + k / 32 * LANES * 2,
+            _ => self.payload_bytes(k),
+        }
+    }
+
+    /// Bytes of one block of 16 rows, a multiple of 64.
+    #[must_use]
+    pub const fn block_bytes(self, k: usize) -> usize {
+        let end = match self {
+            Self::W4M => self.minima_at(k) + k / 32 * LANES * 2,
+            _ => self.minima_at(k),
+        };
+        end.next_multiple_of(64)
+    }
+
+    /// Bytes of a whole packed matrix of `rows` × `k`; `None` on overflow or for [`Packing::Plain`].
+    #[must_use]
+    pub fn bytes(self, rows: u64, k: u64) -> Option<u64> {
+        if self == Self::Plain {
+            return None;
+        }
+        k.checked_mul(128)?;
+        let block = self.block_bytes(usize::try_from(k).ok()?) as u64;
+        rows.div_ceil(LANES as u64).checked_mul(block)
+    }
+}

@@ -1,1 +1,28 @@
-//! (being written)
+//! The typed op graph: what a model means, before and after passes.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `types` | element types and symbolic shapes |
+//! | `ops`, `attrs` | the op table |
+//! | `graph` | arenas of ops and values, the module |
+//! | `builder`, `infer` | making graphs; result types |
+//!
+//! Invariants: what can be printed can be parsed; every result type equals its inference; states are linear values.
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+pub mod attrs;
+pub mod builder;
+pub mod graph;
+pub mod infer;
+pub mod ops;
+pub mod types;
+
+pub use attrs::{Act, Attr, RopeScaling, RopeStyle, Scoring, UnaryKind};
+pub use builder::{BuildError, Built, GraphBuilder};
+pub use graph::{
+    Def, Graph, GraphId, ModelInfo, Module, OpData, OpId, Output, Phase, Region, RegionId, SourceDecl,
+    SourceId, StateDecl, StateId, StateKind, ValueData, ValueId, WeightDecl, WeightId, WeightInit,
+};
+pub use ops::Op;
+pub use types::{Dim, Shape, SymDecl, SymId, Syms, TensorType};

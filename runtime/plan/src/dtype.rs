@@ -167,7 +167,7 @@ impl DType {
             return Some(fx.row_bytes(usize::try_from(n).ok()?) as u64);
         }
         let block = self.block()?;
-        if n % u64::from(block.elems) != 0 {
+        if !n.is_multiple_of(u64::from(block.elems)) {
             return None;
         }
         (n / u64::from(block.elems)).checked_mul(u64::from(block.bytes))

@@ -1,0 +1,240 @@
+//! Compile-time fields of ops: their types, and how each is written in IR text.
+
+use waste_plan::Math;
+
+/// A field type with a text form. `parse(print(x)) == x`.
+pub trait Attr: Sized {
+    /// The text form: one token, or `name{field=value, …}` for [`RopeScaling`].
+    fn print(&self) -> String;
+    /// Parses [`Attr::print`]; `None` if `text` is not of this type.
+    fn parse(text: &str) -> Option<Self>;
+    /// Whether the field is left out of the text because it has its neutral value.
+    fn is_neutral(&self) -> bool {
+        false
+    }
+    /// The value of a field that the text leaves out; `None` if it must be given.
+    fn neutral() -> Option<Self> {
+        None
+    }
+}
+
+impl Attr for u32 {
+    fn print(&self) -> String {
+        self.to_string()
+    }
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok()
+    }
+}
+
+impl Attr for bool {
+    fn print(&self) -> String {
+        self.to_string()
+    }
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok()
+    }
+}
+
+/// Shortest text that reads back to the same bits.
+impl Attr for f32 {
+    fn print(&self) -> String {
+        format!("{self:?}")
+    }
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok().filter(|it: &Self| it.is_finite())
+    }
+}
+
+impl Attr for f64 {
+    fn print(&self) -> String {
+        format!("{self:?}")
+    }
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok().filter(|it: &Self| it.is_finite())
+    }
+}
+
+impl Attr for Math {
+    fn print(&self) -> String {
+        self.name().to_owned()
+    }
+    fn parse(text: &str) -> Option<Self> {
+        Self::from_name(text)
+    }
+}
+
+/// The quantised form in which a producer writes its result; left out when it writes f32.
+impl Attr for Option<Math> {
+    fn print(&self) -> String {
+        self.map_or("none", Math::name).to_owned()
+    }
+    fn parse(text: &str) -> Option<Self> {
+        if text == "none" { Some(None) } else { Math::from_name(text).map(Some) }
+    }
+    fn is_neutral(&self) -> bool {
+        self.is_none()
+    }
+    fn neutral() -> Option<Self> {
+        Some(None)
+    }
+}
+
+macro_rules! word_attr {
+    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $word:literal),+ $(,)? } $(neutral = $neutral:ident)?) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum $name { $($(#[$vdoc])* $variant),+ }
+        impl $name {
+            /// Every variant.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+            /// The word in IR text.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $word),+ }
+            }
+        }
+        impl Attr for $name {
+            fn print(&self) -> String { self.name().to_owned() }
+            fn parse(text: &str) -> Option<Self> { Self::ALL.iter().copied().find(|it| it.name() == text) }
+            $(fn is_neutral(&self) -> bool { *self == Self::$neutral }
+            fn neutral() -> Option<Self> { Some(Self::$neutral) })?
+        }
+    };
+}
+
+word_attr! {
+    /// An elementwise activation.
+    Act {
+        /// Identity.
+        None = "none",
+        /// x · sigmoid(x). Elfwing et al. 2017.
+        Silu = "silu",
+        /// 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))). Hendrycks & Gimpel 2016; GPT-2's `gelu_new`.
+        GeluTanh = "gelu_tanh",
+        /// 0.5 x (1 + erf(x / √2)). Hendrycks & Gimpel 2016.
+        GeluErf = "gelu_erf",
+        /// max(x, 0).
+        Relu = "relu",
+    } neutral = None
+}
+
+word_attr! {
+    /// An elementwise function of one operand.
+    UnaryKind {
+        /// See [`Act::Silu`].
+        Silu = "silu",
+        /// See [`Act::GeluTanh`].
+        GeluTanh = "gelu_tanh",
+        /// See [`Act::GeluErf`].
+        GeluErf = "gelu_erf",
+        /// See [`Act::Relu`].
+        Relu = "relu",
+        /// 1 / (1 + exp(−x)).
+        Sigmoid = "sigmoid",
+        /// ln(1 + exp(x)), x itself above 20.
+        Softplus = "softplus",
+        /// Hyperbolic tangent.
+        Tanh = "tanh",
+        /// e^x.
+        Exp = "exp",
+        /// −x.
+        Neg = "neg",
+    }
+}
+
+impl UnaryKind {
+    /// The same function as the epilogue of a linear, if there is one.
+    #[must_use]
+    pub const fn as_act(self) -> Option<Act> {
+        match self {
+            Self::Silu => Some(Act::Silu),
+            Self::GeluTanh => Some(Act::GeluTanh),
+            Self::GeluErf => Some(Act::GeluErf),
+            Self::Relu => Some(Act::Relu),
+            Self::Sigmoid | Self::Softplus | Self::Tanh | Self::Exp | Self::Neg => None,
+        }
+    }
+}
+
+word_attr! {
+    /// Which two elements of a head a rotary embedding turns together.
+    RopeStyle {
+        /// i and i + dims/2: Hugging Face's row order.
+        Half = "half",
+        /// 2i and 2i + 1: the row order of GGUF's `llama`.
+        Pair = "pair",
+    }
+}
+
+word_attr! {
+    /// How router logits become scores.
+    Scoring {
+        /// Softmax over all experts.
+        Softmax = "softmax",
+        /// Sigmoid of each logit.
+        Sigmoid = "sigmoid",
+    }
+}
+
+/// Rescaling of rotary frequencies for longer contexts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// As trained.
+    None,
+    /// All frequencies divided by `factor` (Chen et al. 2023, position interpolation).
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// Llama 3's rule: wave lengths above `orig / low` divided by `factor`, below `orig / high` kept, smooth between.
+    /// Source: transformers `_compute_llama3_parameters`.
+    Llama3 {
+        /// The divisor of low frequencies.
+        factor: f64,
+        /// `low_freq_factor`.
+        low: f64,
+        /// `high_freq_factor`.
+        high: f64,
+        /// `original_max_position_embeddings`.
+        orig: u32,
+    },
+}
+
+impl Attr for RopeScaling {
+    fn print(&self) -> String {
+        match *self {
+            Self::None => "none".to_owned(),
+            Self::Linear { factor } => format!("linear{{factor={factor:?}}}"),
+            Self::Llama3 { factor, low, high, orig } => {
+                format!("llama3{{factor={factor:?}, low={low:?}, high={high:?}, orig={orig}}}")
+            }
+        }
+    }
+    fn parse(text: &str) -> Option<Self> {
+        if text == "none" {
+            return Some(Self::None);
+        }
+        let (name, rest) = text.split_once('{')?;
+        let fields: Vec<(&str, &str)> =
+            rest.strip_suffix('}')?.split(',').map(|it| it.trim().split_once('=')).collect::<Option<_>>()?;
+        let number =
+            |i: usize, key: &str| fields.get(i).filter(|it| it.0 == key).and_then(|it| f64::parse(it.1));
+        match (name, fields.len()) {
+            ("linear", 1) => Some(Self::Linear { factor: number(0, "factor")? }),
+            ("llama3", 4) => Some(Self::Llama3 {
+                factor: number(0, "factor")?,
+                low: number(1, "low")?,
+                high: number(2, "high")?,
+                orig: fields.get(3).filter(|it| it.0 == "orig")?.1.parse().ok()?,
+            }),
+            _ => None,
+        }
+    }
+    fn is_neutral(&self) -> bool {
+        *self == Self::None
+    }
+    fn neutral() -> Option<Self> {
+        Some(Self::None)
+    }
+}

@@ -1,6 +1,7 @@
 //! Compile-time fields of ops: their types, and how each is written in IR text.
 
 use waste_plan::Math;
+pub use waste_plan::{Act, RopeStyle, Scoring, UnaryKind};
 
 /// A field type with a text form. `parse(print(x)) == x`.
 pub trait Attr: Sized {
@@ -55,15 +56,6 @@ impl Attr for f64 {
     }
 }
 
-impl Attr for Math {
-    fn print(&self) -> String {
-        self.name().to_owned()
-    }
-    fn parse(text: &str) -> Option<Self> {
-        Self::from_name(text)
-    }
-}
-
 /// The quantised form in which a producer writes its result; left out when it writes f32.
 impl Attr for Option<Math> {
     fn print(&self) -> String {
@@ -80,100 +72,33 @@ impl Attr for Option<Math> {
     }
 }
 
-macro_rules! word_attr {
-    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $word:literal),+ $(,)? } $(neutral = $neutral:ident)?) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum $name { $($(#[$vdoc])* $variant),+ }
-        impl $name {
-            /// Every variant.
-            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
-            /// The word in IR text.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $word),+ }
+macro_rules! word_attrs {
+    ($($name:ident),+) => { $(
+        impl Attr for $name {
+            fn print(&self) -> String {
+                self.name().to_owned()
+            }
+            fn parse(text: &str) -> Option<Self> {
+                Self::from_name(text)
             }
         }
-        impl Attr for $name {
-            fn print(&self) -> String { self.name().to_owned() }
-            fn parse(text: &str) -> Option<Self> { Self::ALL.iter().copied().find(|it| it.name() == text) }
-            $(fn is_neutral(&self) -> bool { *self == Self::$neutral }
-            fn neutral() -> Option<Self> { Some(Self::$neutral) })?
-        }
-    };
+    )+ };
 }
+word_attrs!(Math, UnaryKind, RopeStyle, Scoring);
 
-word_attr! {
-    /// An elementwise activation.
-    Act {
-        /// Identity.
-        None = "none",
-        /// x · sigmoid(x). Elfwing et al. 2017.
-        Silu = "silu",
-        /// 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))). Hendrycks & Gimpel 2016; GPT-2's `gelu_new`.
-        GeluTanh = "gelu_tanh",
-        /// 0.5 x (1 + erf(x / √2)). Hendrycks & Gimpel 2016.
-        GeluErf = "gelu_erf",
-        /// max(x, 0).
-        Relu = "relu",
-    } neutral = None
-}
-
-word_attr! {
-    /// An elementwise function of one operand.
-    UnaryKind {
-        /// See [`Act::Silu`].
-        Silu = "silu",
-        /// See [`Act::GeluTanh`].
-        GeluTanh = "gelu_tanh",
-        /// See [`Act::GeluErf`].
-        GeluErf = "gelu_erf",
-        /// See [`Act::Relu`].
-        Relu = "relu",
-        /// 1 / (1 + exp(−x)).
-        Sigmoid = "sigmoid",
-        /// ln(1 + exp(x)), x itself above 20.
-        Softplus = "softplus",
-        /// Hyperbolic tangent.
-        Tanh = "tanh",
-        /// e^x.
-        Exp = "exp",
-        /// −x.
-        Neg = "neg",
+/// Left out where it is the identity.
+impl Attr for Act {
+    fn print(&self) -> String {
+        self.name().to_owned()
     }
-}
-
-impl UnaryKind {
-    /// The same function as the epilogue of a linear, if there is one.
-    #[must_use]
-    pub const fn as_act(self) -> Option<Act> {
-        match self {
-            Self::Silu => Some(Act::Silu),
-            Self::GeluTanh => Some(Act::GeluTanh),
-            Self::GeluErf => Some(Act::GeluErf),
-            Self::Relu => Some(Act::Relu),
-            Self::Sigmoid | Self::Softplus | Self::Tanh | Self::Exp | Self::Neg => None,
-        }
+    fn parse(text: &str) -> Option<Self> {
+        Self::from_name(text)
     }
-}
-
-word_attr! {
-    /// Which two elements of a head a rotary embedding turns together.
-    RopeStyle {
-        /// i and i + dims/2: Hugging Face's row order.
-        Half = "half",
-        /// 2i and 2i + 1: the row order of GGUF's `llama`.
-        Pair = "pair",
+    fn is_neutral(&self) -> bool {
+        *self == Self::None
     }
-}
-
-word_attr! {
-    /// How router logits become scores.
-    Scoring {
-        /// Softmax over all experts.
-        Softmax = "softmax",
-        /// Sigmoid of each logit.
-        Sigmoid = "sigmoid",
+    fn neutral() -> Option<Self> {
+        Some(Self::None)
     }
 }
 

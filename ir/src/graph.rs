@@ -8,6 +8,7 @@
 
 use smallvec::SmallVec;
 use waste_plan::ids::PrimaryMap;
+pub use waste_plan::schema::StateKind;
 use waste_plan::{DType, Packing};
 
 use crate::ops::Op;
@@ -105,26 +106,6 @@ pub struct WeightDecl {
     pub init: WeightInit,
     /// The layout chosen by `select-layout`; `None` before it ran.
     pub packing: Option<Packing>,
-}
-
-/// How a cache lies in memory (numerics §3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum StateKind {
-    /// Keys: tiles of 32 positions, `[d][32]` each.
-    Keys,
-    /// Values: tiles of 32 positions, `[32][d]` each.
-    Values,
-}
-
-impl StateKind {
-    /// The word in IR text.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Keys => "keys",
-            Self::Values => "values",
-        }
-    }
 }
 
 /// A state: what lives on between calls.

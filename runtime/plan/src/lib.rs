@@ -9,6 +9,9 @@
 pub mod dtype;
 pub mod ids;
 pub mod pack;
+pub mod schema;
+pub mod words;
 
 pub use dtype::{Block, DType, FX_GROUP, FxLayout, Math};
 pub use pack::{LANES, Packing};
+pub use words::{Act, RopeStyle, Scoring, UnaryKind};

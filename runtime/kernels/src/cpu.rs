@@ -1,0 +1,139 @@
+//! What the machine can execute, as a set of tiers.
+//!
+//! Invariants
+//! - a [`CpuFeatures`] is made only by [`CpuFeatures::detect`] and can only shrink: having a tier in the set is the
+//!   proof that its instructions may run here, operating-system support included.
+//!
+//! Deliberately absent: the choice of a kernel (that is `table`), and any look at the environment.
+
+/// A tier of kernels: a set of instruction-set extensions that are used together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Isa {
+    /// The specification in plain Rust; compiled a second time with `fma` where the machine has it.
+    Portable,
+    /// AVX2, FMA and F16C.
+    Avx2,
+    /// AVX-512 F, BW, DQ and VL.
+    Avx512,
+    /// AVX-512 with VNNI.
+    Vnni,
+    /// AMX tiles with int8, next to VNNI.
+    Amx,
+}
+
+impl Isa {
+    /// Every tier, ascending.
+    pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Vnni, Self::Amx];
+
+    /// The name used in flags and listings.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Vnni => "vnni",
+            Self::Amx => "amx",
+        }
+    }
+
+    /// Parses [`Isa::name`].
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|it| it.name() == name)
+    }
+
+    const fn bit(self) -> u8 {
+        1 << self as u8
+    }
+}
+
+/// The tiers this machine can execute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuFeatures {
+    tiers: u8,
+    has_fma: bool,
+}
+
+impl CpuFeatures {
+    /// Asks the processor and the operating system.
+    #[must_use]
+    pub fn detect() -> Self {
+        #[cfg_attr(not(target_arch = "x86_64"), expect(unused_mut, reason = "only x86-64 has more tiers yet"))]
+        let mut res = Self { tiers: Isa::Portable.bit(), has_fma: false };
+        #[cfg(target_arch = "x86_64")]
+        res.add_x86();
+        res
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn add_x86(&mut self) {
+        self.has_fma = is_x86_feature_detected!("fma");
+        if self.has_fma && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
+            self.tiers |= Isa::Avx2.bit();
+        }
+        let avx512 = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl");
+        if self.has(Isa::Avx2) && avx512 {
+            self.tiers |= Isa::Avx512.bit();
+            if is_x86_feature_detected!("avx512vnni") {
+                self.tiers |= Isa::Vnni.bit();
+            }
+        }
+    }
+
+    /// The same machine without the tiers above `max`.
+    #[must_use]
+    pub fn capped(self, max: Isa) -> Self {
+        Self { tiers: self.tiers & (max.bit() * 2).wrapping_sub(1), ..self }
+    }
+
+    /// The portable tier alone, in the build that does not assume fused multiply-add: slow, and the same bits.
+    #[must_use]
+    pub fn without_fma(self) -> Self {
+        Self { has_fma: false, ..self.capped(Isa::Portable) }
+    }
+
+    /// Whether kernels of `isa` may run.
+    #[must_use]
+    pub fn has(self, isa: Isa) -> bool {
+        self.tiers & isa.bit() != 0
+    }
+
+    /// Whether the portable kernels may be the build with fused multiply-add.
+    #[must_use]
+    pub fn has_fma(self) -> bool {
+        self.has_fma
+    }
+
+    /// The highest tier of the set.
+    #[must_use]
+    pub fn best(self) -> Isa {
+        Isa::ALL.into_iter().rev().find(|&isa| self.has(isa)).unwrap_or(Isa::Portable)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cap_keeps_what_is_below_it() {
+        let all = CpuFeatures { tiers: 0b11111, has_fma: true };
+        for isa in Isa::ALL {
+            let capped = all.capped(isa);
+            assert_eq!(capped.best(), isa);
+            assert!(Isa::ALL.into_iter().all(|it| capped.has(it) == (it <= isa)));
+            assert_eq!(Isa::from_name(isa.name()), Some(isa));
+        }
+        assert!(!all.without_fma().has_fma());
+    }
+
+    #[test]
+    fn every_machine_has_the_portable_tier() {
+        assert!(CpuFeatures::detect().has(Isa::Portable));
+        assert_eq!(CpuFeatures::detect().capped(Isa::Portable).best(), Isa::Portable);
+    }
+}

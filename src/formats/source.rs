@@ -1,0 +1,133 @@
+//! Files as bytes: mapped model files, and small side files read whole.
+//!
+//! Invariants
+//! - a [`Source`] never copies the file it stands for;
+//! - a side file (config.json and the like) is refused above its cap before it is read.
+//!
+//! Deliberately absent: unsafe code (the memory map is `waste_runtime`'s) and any interpretation.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::error::{FormatError, Result, grouped, shown};
+
+/// Bytes that several owners may hold: a mapping, or a vector in tests.
+pub type Bytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+/// What tells two states of a file apart without reading it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileStamp {
+    /// Length in bytes.
+    pub len: u64,
+    /// Last change, in nanoseconds since 1970 (0 where the system has none).
+    pub modified_ns: u128,
+    /// The inode number (0 where there is none).
+    pub inode: u64,
+}
+
+/// One file of weights.
+#[derive(Clone)]
+pub struct Source {
+    path: PathBuf,
+    bytes: Bytes,
+    stamp: FileStamp,
+}
+
+impl Source {
+    /// Maps `path`.
+    ///
+    /// # Errors
+    /// [`FormatError::Io`] if it cannot be opened or mapped, or is no regular file.
+    pub fn open(path: &Path) -> Result<Self> {
+        let meta = std::fs::metadata(path).map_err(|err| FormatError::io(path, err))?;
+        if !meta.is_file() {
+            return Err(FormatError::not_a_model(path, "not a regular file"));
+        }
+        let bytes = map(path).map_err(|err| FormatError::io(path, err))?;
+        Ok(Self { path: path.to_path_buf(), bytes, stamp: stamp_of(&meta) })
+    }
+
+    /// Bytes that stand for the file `name`; for tests and callers with their own storage.
+    #[must_use]
+    pub fn from_bytes(name: &str, bytes: Bytes) -> Self {
+        let len = (*bytes).as_ref().len() as u64;
+        Self { path: PathBuf::from(name), bytes, stamp: FileStamp { len, modified_ns: 0, inode: 0 } }
+    }
+
+    /// Where the file is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The path as error messages show it.
+    #[must_use]
+    pub fn name(&self) -> String {
+        shown(&self.path.to_string_lossy())
+    }
+
+    /// The whole file.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        (*self.bytes).as_ref()
+    }
+
+    /// Shared ownership of [`Source::bytes`].
+    #[must_use]
+    pub fn share(&self) -> Bytes {
+        Arc::clone(&self.bytes)
+    }
+
+    /// Length, time of change and inode when the file was opened.
+    #[must_use]
+    pub fn stamp(&self) -> FileStamp {
+        self.stamp
+    }
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Source").field("path", &self.path).field("stamp", &self.stamp).finish_non_exhaustive()
+    }
+}
+
+/// Reads a side file of at most `cap` bytes; `None` if there is no such file.
+///
+/// # Errors
+/// [`FormatError::Io`], or [`FormatError::NotAModel`] above `cap`.
+pub fn read_small(path: &Path, cap: u64) -> Result<Option<Vec<u8>>> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(err) if err.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(err) => return Err(FormatError::io(path, err)),
+    };
+    let mut out = Vec::new();
+    file.take(cap + 1).read_to_end(&mut out).map_err(|err| FormatError::io(path, err))?;
+    if out.len() as u64 > cap {
+        let reason = format!("larger than the {} bytes such a file may have", grouped(cap));
+        return Err(FormatError::not_a_model(path, reason));
+    }
+    Ok(Some(out))
+}
+
+fn map(path: &Path) -> std::io::Result<Bytes> {
+    Ok(Arc::new(std::fs::read(path)?))
+}
+
+fn stamp_of(meta: &std::fs::Metadata) -> FileStamp {
+    let since = meta.modified().ok().and_then(|it| it.duration_since(std::time::UNIX_EPOCH).ok());
+    FileStamp { len: meta.len(), modified_ns: since.map_or(0, |it| it.as_nanos()), inode: inode_of(meta) }
+}
+
+#[cfg(unix)]
+fn inode_of(meta: &std::fs::Metadata) -> u64 {
+    std::os::unix::fs::MetadataExt::ino(meta)
+}
+
+#[cfg(not(unix))]
+fn inode_of(_meta: &std::fs::Metadata) -> u64 {
+    0
+}

@@ -1,1 +1,4 @@
 //! (being written)
+#![forbid(unsafe_code)]
+
+pub mod formats;

@@ -172,7 +172,7 @@ pub struct Graph {
 /// A named result of a graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// What the runtime asks for: `logits`, `next`, `finite`; or the name of a state.
+    /// What the runtime asks for: `logits`, `next`, `finite`; or `@` and the name of a state, for its final version.
     pub name: String,
     /// The value.
     pub value: ValueId,

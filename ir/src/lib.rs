@@ -6,6 +6,9 @@
 //! | `ops`, `attrs` | the op table |
 //! | `graph` | arenas of ops and values, the module |
 //! | `builder`, `infer` | making graphs; result types |
+//! | `verify` | the rules, numbered |
+//! | `random` | seeded small modules for tests |
+//! | `text`, `canonical` | printer, parser, the numbering they share |
 //!
 //! Invariants: what can be printed can be parsed; every result type equals its inference; states are linear values.
 #![forbid(unsafe_code)]
@@ -13,10 +16,14 @@
 
 pub mod attrs;
 pub mod builder;
+mod canonical;
 pub mod graph;
 pub mod infer;
 pub mod ops;
+pub mod random;
+pub mod text;
 pub mod types;
+pub mod verify;
 
 pub use attrs::{Act, Attr, RopeScaling, RopeStyle, Scoring, UnaryKind};
 pub use builder::{BuildError, Built, GraphBuilder};
@@ -25,4 +32,6 @@ pub use graph::{
     SourceId, StateDecl, StateId, StateKind, ValueData, ValueId, WeightDecl, WeightId, WeightInit,
 };
 pub use ops::Op;
+pub use text::{ParseError, ValueNames, parse_module, print_graph, print_module, print_op};
 pub use types::{Dim, Shape, SymDecl, SymId, Syms, TensorType};
+pub use verify::{Entity, Verified, VerifyError, verify};

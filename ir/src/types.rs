@@ -9,6 +9,8 @@ use smallvec::SmallVec;
 use waste_plan::DType;
 use waste_plan::ids::PrimaryMap;
 
+use crate::text::Name;
+
 waste_plan::entity!(/// A symbolic size of a [`Module`](crate::Module).
     SymId, "sym");
 
@@ -166,8 +168,15 @@ impl fmt::Display for DisplayType<'_> {
             }
             match *dim {
                 Dim::Const(n) => write!(f, "{n}")?,
-                Dim::Scaled { sym, mul: 1 } => f.write_str(&self.syms[sym].name)?,
-                Dim::Scaled { sym, mul } => write!(f, "{mul}*{}", self.syms[sym].name)?,
+                Dim::Scaled { sym, mul } => {
+                    if mul != 1 {
+                        write!(f, "{mul}*")?;
+                    }
+                    match self.syms.get(sym) {
+                        Some(decl) => Name(&decl.name).fmt(f)?,
+                        None => write!(f, "?{sym}")?,
+                    }
+                }
             }
         }
         f.write_str("]")

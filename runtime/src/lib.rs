@@ -1,1 +1,30 @@
-//! (being written)
+//! Executes plans: memory, threads, states, sessions. It never sees the IR.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `loaded` | a plan file mapped and validated, its weights |
+//! | `session` | the accepted history of each row; steps as transactions |
+//! | `exec` | one tile of one step |
+//! | `team` | threads that walk a program together |
+//! | `arena`, `weights` | memory and the views of it |
+//! | `sys` | what the operating system says about processors and memory |
+//! | `profile` | measured time by step |
+//!
+//! Invariants: no step allocates; a step is all or nothing; the same bits for every number of threads.
+#![warn(missing_docs)]
+
+mod arena;
+mod error;
+mod exec;
+mod loaded;
+mod profile;
+mod session;
+pub mod sys;
+mod team;
+pub mod weights;
+
+pub use error::RuntimeError;
+pub use loaded::{LoadedPlan, pack_weight};
+pub use profile::{Calls, Profile};
+pub use session::{Counters, Session, SessionOptions, Token, needed_bytes};
+pub use waste_kernels::{CpuFeatures, Isa, KernelTable};

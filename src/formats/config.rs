@@ -37,7 +37,10 @@ pub fn parse_config(file: &str, text: &[u8]) -> Result<Meta, FormatError> {
     let mut open: Vec<(String, Json)> = root.into_iter().collect();
     while let Some((key, json)) = open.pop() {
         if key.len() > MAX_KEY {
-            return Err(malformed(0, format!("a key path of {} bytes, at most {MAX_KEY} are allowed", key.len())));
+            return Err(malformed(
+                0,
+                format!("a key path of {} bytes, at most {MAX_KEY} are allowed", key.len()),
+            ));
         }
         match json {
             Json::Object(map) => open.extend(map.into_iter().map(|(name, it)| (format!("{key}.{name}"), it))),
@@ -94,7 +97,8 @@ mod tests {
 
     #[test]
     fn nested_objects_become_dotted_keys() {
-        let meta = config(r#"{"a": {"b": {"c": 3}, "d": [1.5, 2]}, "e": null, "f": "x", "g": true}"#).unwrap();
+        let meta =
+            config(r#"{"a": {"b": {"c": 3}, "d": [1.5, 2]}, "e": null, "f": "x", "g": true}"#).unwrap();
         assert_eq!(meta.keys().collect::<Vec<_>>(), ["a.b.c", "a.d", "f", "g"]);
         assert_eq!(meta.u64("a.b.c").unwrap(), 3);
         assert_eq!(meta.get_floats("a.d").unwrap(), Some(vec![1.5, 2.0]));

@@ -25,7 +25,7 @@ use super::meta::{Entry, Meta, Value};
 use super::source::Source;
 use super::tensor::{TensorInfo, check_ranges};
 
-pub(crate) use shards::open;
+pub(crate) use shards::{is_first, open};
 
 const MAGIC: &[u8; 4] = b"GGUF";
 const DEFAULT_ALIGNMENT: u64 = 32;

@@ -24,7 +24,11 @@ impl HubCache {
     /// The cache by the rules of `huggingface_hub`: `HF_HUB_CACHE`, else `HF_HOME/hub`, else
     /// `HOME/.cache/huggingface/hub`. The arguments are those variables; `None` if none is set.
     #[must_use]
-    pub fn from_vars(hf_hub_cache: Option<&Path>, hf_home: Option<&Path>, home: Option<&Path>) -> Option<Self> {
+    pub fn from_vars(
+        hf_hub_cache: Option<&Path>,
+        hf_home: Option<&Path>,
+        home: Option<&Path>,
+    ) -> Option<Self> {
         let root = hf_hub_cache
             .map(Path::to_path_buf)
             .or_else(|| hf_home.map(|it| it.join("hub")))
@@ -107,10 +111,8 @@ pub(crate) fn several<'a>(
     reason: &str,
     choice: impl Iterator<Item = &'a PathBuf>,
 ) -> FormatError {
-    let names: Vec<String> = choice
-        .take(12)
-        .filter_map(|path| path.file_name().map(|it| shown(&it.to_string_lossy())))
-        .collect();
+    let names: Vec<String> =
+        choice.take(12).filter_map(|path| path.file_name().map(|it| shown(&it.to_string_lossy()))).collect();
     let list = if names.is_empty() { String::new() } else { format!(" (there are {})", names.join(", ")) };
     FormatError::not_a_model(folder, format!("{reason}{list}"))
 }

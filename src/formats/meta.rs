@@ -240,7 +240,7 @@ impl Meta {
             }
             Value::List(all) => {
                 let text = |it| match it {
-                    &Value::Text(ref text) => Ok(text.as_str()),
+                    Value::Text(text) => Ok(text.as_str()),
                     other => Err(self.mistyped(key, entry, other, "a string")),
                 };
                 all.iter().map(text).collect::<Result<_>>().map(Some)

@@ -96,7 +96,7 @@ pub(crate) fn open_index(path: &Path) -> Result<Opened> {
     }
     for (tensor, part) in &index.weight_map.0 {
         let held = opened.tensors.get(tensor).map(|it| it.file);
-        let is_foreign = opened.foreign.iter().any(|it| it.name == *tensor);
+        let is_foreign = opened.foreign.contains_key(tensor);
         if held != parts.get(part.as_str()).copied() && !is_foreign {
             let hint = format!(" (the index says it is in '{}')", shown(part));
             return Err(FormatError::Missing { file: file.clone(), item: Item::tensor(tensor), hint });
@@ -127,7 +127,7 @@ fn add_file(opened: &mut Opened, path: &Path) -> Result<()> {
 #[derive(Debug)]
 pub(crate) struct SafetensorsFile {
     pub(crate) tensors: BTreeMap<String, TensorInfo>,
-    pub(crate) foreign: Vec<ForeignTensor>,
+    pub(crate) foreign: BTreeMap<String, ForeignTensor>,
     /// Where the tensor data starts.
     pub(crate) data: usize,
 }
@@ -136,7 +136,7 @@ pub(crate) struct SafetensorsFile {
 pub(crate) fn parse(source: &Source, file: usize) -> Result<SafetensorsFile> {
     let name = source.name();
     let (table, data) = header(&name, source.bytes())?;
-    let mut out = SafetensorsFile { tensors: BTreeMap::new(), foreign: Vec::new(), data };
+    let mut out = SafetensorsFile { tensors: BTreeMap::new(), foreign: BTreeMap::new(), data };
     for (tensor, row) in table.0.into_iter().filter_map(|(tensor, row)| Some((tensor, row.0?))) {
         let malformed = |reason: String| FormatError::Malformed {
             file: name.clone(),
@@ -148,7 +148,9 @@ pub(crate) fn parse(source: &Source, file: usize) -> Result<SafetensorsFile> {
         let at = begin.checked_add(data as u64).filter(|_| begin <= end);
         let at = at.ok_or_else(|| malformed(format!("data_offsets [{begin}, {end}] are no range")))?;
         let Some(dtype) = dtype(&row.dtype) else {
-            out.foreign.push(ForeignTensor { name: tensor, dtype: row.dtype, file: name.clone(), offset: at });
+            let foreign =
+                ForeignTensor { name: tensor.clone(), dtype: row.dtype, file: name.clone(), offset: at };
+            out.foreign.insert(tensor, foreign);
             continue;
         };
         let mut info = TensorInfo::new(&tensor, dtype, row.shape, at).map_err(malformed)?;
@@ -181,7 +183,10 @@ fn header(name: &str, bytes: &[u8]) -> Result<(UniqueMap<Row>, usize)> {
     let (len, rest) = bytes.split_first_chunk::<8>().ok_or_else(|| truncated(0, 8))?;
     let len = u64::from_le_bytes(*len);
     if len > MAX_HEADER {
-        return Err(malformed(0, format!("claims a header of {len} bytes, at most {MAX_HEADER} are allowed")));
+        return Err(malformed(
+            0,
+            format!("claims a header of {len} bytes, at most {MAX_HEADER} are allowed"),
+        ));
     }
     let text = usize::try_from(len).ok().and_then(|len| rest.get(..len)).ok_or_else(|| truncated(8, len))?;
     let table = serde_json::from_slice(text)

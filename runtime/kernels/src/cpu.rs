@@ -59,7 +59,10 @@ impl CpuFeatures {
     /// Asks the processor and the operating system.
     #[must_use]
     pub fn detect() -> Self {
-        #[cfg_attr(not(target_arch = "x86_64"), expect(unused_mut, reason = "only x86-64 has more tiers yet"))]
+        #[cfg_attr(
+            not(target_arch = "x86_64"),
+            expect(unused_mut, reason = "only x86-64 has more tiers yet")
+        )]
         let mut res = Self { tiers: Isa::Portable.bit(), has_fma: false };
         #[cfg(target_arch = "x86_64")]
         res.add_x86();

@@ -66,7 +66,8 @@ mod tests {
             // The number, the midpoint to the next one (13 bits are dropped), and their neighbours.
             [0, 1, 0xfff, 0x1000, 0x1001, 0x1fff].map(|low| f32::from_bits(x.wrapping_add(low)))
         };
-        let edges = [65504.0, 65519.99, 65520.0, 1e30, f32::INFINITY, f32::NAN, 2e-8, 2.98e-8, 2.99e-8, 1e-45];
+        let edges =
+            [65504.0, 65519.99, 65520.0, 1e30, f32::INFINITY, f32::NAN, 2e-8, 2.98e-8, 2.99e-8, 1e-45];
         let all = (0..=u16::MAX).flat_map(around).chain(edges).chain(edges.map(|it: f32| -it));
         for x in all {
             let (ours, theirs) = (f16::from_bits(f32_to_f16(x)), f16::from_f32(x));

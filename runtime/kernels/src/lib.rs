@@ -27,8 +27,6 @@ mod norm;
 mod quant_act;
 mod rope;
 mod table;
-#[cfg(test)]
-mod testing;
 mod view;
 
 pub use argmax::ArgMax;

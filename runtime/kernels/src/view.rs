@@ -44,7 +44,11 @@ impl<'a> TileMut<'a> {
     /// If the rows overlap or do not fit the slice.
     #[must_use]
     pub fn from_slice(data: &'a mut [f32], rows: usize, cols: usize, stride: usize) -> Self {
-        assert!(fits(data.len(), rows, cols, stride), "{rows} rows of {cols}, stride {stride}, in {}", data.len());
+        assert!(
+            fits(data.len(), rows, cols, stride),
+            "{rows} rows of {cols}, stride {stride}, in {}",
+            data.len()
+        );
         Self { ptr: data.as_mut_ptr(), rows, cols, stride, owner: PhantomData }
     }
 
@@ -113,7 +117,11 @@ impl<'a> RowsF32<'a> {
     /// If they do not fit it.
     #[must_use]
     pub fn new(data: &'a [f32], rows: usize, cols: usize, stride: usize) -> Self {
-        assert!(fits(data.len(), rows, cols, stride), "{rows} rows of {cols}, stride {stride}, in {}", data.len());
+        assert!(
+            fits(data.len(), rows, cols, stride),
+            "{rows} rows of {cols}, stride {stride}, in {}",
+            data.len()
+        );
         Self { data, rows, cols, stride }
     }
 
@@ -127,6 +135,16 @@ impl<'a> RowsF32<'a> {
     #[must_use]
     pub fn cols(&self) -> usize {
         self.cols
+    }
+
+    /// The same rows, only columns `cols`.
+    ///
+    /// # Panics
+    /// If the columns leave the rows.
+    #[must_use]
+    pub fn columns(&self, cols: Range<usize>) -> Self {
+        assert!(cols.start <= cols.end && cols.end <= self.cols, "columns {cols:?} of {}", self.cols);
+        Self { data: &self.data[cols.start.min(self.data.len())..], cols: cols.len(), ..*self }
     }
 
     /// Row `t`.
@@ -159,8 +177,15 @@ impl<'a> FxRows<'a> {
     #[must_use]
     pub fn new(data: &'a [u8], rows: usize, n: usize, stride_bytes: usize, layout: FxLayout) -> Self {
         let bytes = layout.row_bytes(n);
-        assert!(fits(data.len(), rows, bytes, stride_bytes), "{rows} quantised rows of {n} in {} bytes", data.len());
-        assert!(data.as_ptr().addr().is_multiple_of(4) && stride_bytes.is_multiple_of(4), "rows are 4-byte aligned");
+        assert!(
+            fits(data.len(), rows, bytes, stride_bytes),
+            "{rows} quantised rows of {n} in {} bytes",
+            data.len()
+        );
+        assert!(
+            data.as_ptr().addr().is_multiple_of(4) && stride_bytes.is_multiple_of(4),
+            "rows are 4-byte aligned"
+        );
         Self { data, rows, n, stride_bytes, layout }
     }
 
@@ -195,6 +220,14 @@ impl<'a> FxRows<'a> {
         assert!(p < self.layout.planes, "plane {p} of {}", self.layout.planes);
         let np = self.layout.padded(self.n);
         self.part(t, p * np, np)
+    }
+
+    /// The bytes of a plane, as they stand in memory.
+    #[inline]
+    pub(crate) fn plane_bytes(&self, t: usize, p: usize) -> &'a [u8] {
+        assert!(t < self.rows && p < self.layout.planes, "row {t} of {}, plane {p}", self.rows);
+        let np = self.layout.padded(self.n);
+        &self.data[t * self.stride_bytes + p * np..][..np]
     }
 
     /// Group scales of row `t`: f32[groups].

@@ -7,9 +7,13 @@
 #![deny(missing_docs)]
 
 pub mod dtype;
+pub mod file;
 pub mod ids;
+pub mod overlap;
 pub mod pack;
 pub mod schema;
+pub mod text;
+pub mod validate;
 pub mod words;
 
 pub use dtype::{Block, DType, FX_GROUP, FxLayout, Math};

@@ -12,9 +12,12 @@
 //!
 //! A block is padded to a multiple of 64 bytes. Exact values are kept: nothing is requantised.
 
+mod encode;
+
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::DType;
+pub use encode::{PartBytes, RowBuffer, pack_block};
 
 /// Rows in a packed block.
 pub const LANES: usize = 16;

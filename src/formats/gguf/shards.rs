@@ -41,6 +41,11 @@ pub(crate) fn open(path: &Path) -> Result<Opened> {
     Ok(opened)
 }
 
+/// Whether `path` is a single GGUF or the first shard of one.
+pub(crate) fn is_first(path: &Path) -> bool {
+    shard_paths(path).is_none_or(|all| all[0] == path)
+}
+
 /// The paths of all shards, in order, if `path` is named like one.
 fn shard_paths(path: &Path) -> Option<Vec<PathBuf>> {
     let name = path.file_name()?.to_str()?;
@@ -96,8 +101,13 @@ mod tests {
 
     #[test]
     fn other_names_are_single_files() {
-        for name in ["a.gguf", "a-1-of-2.gguf", "a-00004-of-00003.gguf", "a-00000-of-00001.gguf", "a-0000x-of-00002.gguf"]
-        {
+        for name in [
+            "a.gguf",
+            "a-1-of-2.gguf",
+            "a-00004-of-00003.gguf",
+            "a-00000-of-00001.gguf",
+            "a-0000x-of-00002.gguf",
+        ] {
             assert_eq!(shard_paths(Path::new(name)), None, "{name}");
         }
     }

@@ -36,7 +36,8 @@ fn maximum(x: &[f32]) -> f32 {
 #[inline(always)]
 fn first(x: &[f32], is_hit: impl Fn(f32) -> bool + Copy) -> Option<usize> {
     let (chunks, _) = x.as_chunks::<LANES>();
-    let clean = chunks.iter().take_while(|chunk| !chunk.iter().fold(false, |any, x| any | is_hit(*x))).count();
+    let clean =
+        chunks.iter().take_while(|chunk| !chunk.iter().fold(false, |any, x| any | is_hit(*x))).count();
     let from = clean * LANES;
     x[from..].iter().position(|x| is_hit(*x)).map(|it| from + it)
 }

@@ -7,15 +7,42 @@ use crate::math;
 macro_rules! with_function {
     ($kind:expr, |$f:ident| $each:expr) => {
         match $kind {
-            Unary::Silu => { let $f = math::silu; $each }
-            Unary::GeluTanh => { let $f = math::gelu_tanh; $each }
-            Unary::GeluErf => { let $f = math::gelu_erf; $each }
-            Unary::Relu => { let $f = math::relu; $each }
-            Unary::Sigmoid => { let $f = math::sigmoid; $each }
-            Unary::Tanh => { let $f = math::tanh; $each }
-            Unary::Softplus => { let $f = math::softplus; $each }
-            Unary::Exp => { let $f = math::exp; $each }
-            Unary::Neg => { let $f = |x: f32| -x; $each }
+            Unary::Silu => {
+                let $f = math::silu;
+                $each
+            }
+            Unary::GeluTanh => {
+                let $f = math::gelu_tanh;
+                $each
+            }
+            Unary::GeluErf => {
+                let $f = math::gelu_erf;
+                $each
+            }
+            Unary::Relu => {
+                let $f = math::relu;
+                $each
+            }
+            Unary::Sigmoid => {
+                let $f = math::sigmoid;
+                $each
+            }
+            Unary::Tanh => {
+                let $f = math::tanh;
+                $each
+            }
+            Unary::Softplus => {
+                let $f = math::softplus;
+                $each
+            }
+            Unary::Exp => {
+                let $f = math::exp;
+                $each
+            }
+            Unary::Neg => {
+                let $f = |x: f32| -x;
+                $each
+            }
         }
     };
 }

@@ -100,7 +100,12 @@ fn linear<C: Codes, const PLANES: usize>(w: &[u8], k: usize, x: &FxRows<'_>, y: 
 
 /// Token `t` times one block.
 #[inline(always)]
-fn block_row<C: Codes, const PLANES: usize>(block: &[u8], k: usize, x: &FxRows<'_>, t: usize) -> [f32; LANES] {
+fn block_row<C: Codes, const PLANES: usize>(
+    block: &[u8],
+    k: usize,
+    x: &FxRows<'_>,
+    t: usize,
+) -> [f32; LANES] {
     let planes: [&[i8]; PLANES] = std::array::from_fn(|p| x.plane(t, p));
     let (xs, z) = (x.xs(t), x.z(t));
     let scales = &block[C::PACKING.payload_bytes(k)..];
@@ -125,7 +130,10 @@ fn block_row<C: Codes, const PLANES: usize>(block: &[u8], k: usize, x: &FxRows<'
 
 /// The exact sums of one group, per plane and row.
 #[inline(always)]
-fn plane_sums<C: Codes, const PLANES: usize>(codes: &[u8], planes: [&[i8]; PLANES]) -> [[i32; LANES]; PLANES] {
+fn plane_sums<C: Codes, const PLANES: usize>(
+    codes: &[u8],
+    planes: [&[i8]; PLANES],
+) -> [[i32; LANES]; PLANES] {
     let mut sums = [[0i32; LANES]; PLANES];
     for i in 0..GROUP {
         let w = C::decode(codes, i);

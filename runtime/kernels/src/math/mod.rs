@@ -2,7 +2,7 @@
 //!
 //! All are straight-line code with selections in place of branches, so that the one definition below vectorises when
 //! a kernel that inlines it is compiled for a wider instruction set; every step is an IEEE operation, so the bits do
-//! not depend on that. Measured against f64: at most 2 units in the last place where the result is a normal number
+//! not depend on that. Measured against f64: at most 3 units in the last place where the result is a normal number
 //! (`gelu_*` near their negative tail excepted: there the *absolute* error stays below 2^-23 of the input).
 //!
 //! | function | exact points |

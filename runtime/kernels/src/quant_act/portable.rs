@@ -89,7 +89,10 @@ fn split<const PLANES: usize>(q: &[i32; FX_GROUP]) -> [[i8; FX_GROUP]; PLANES] {
     let mut rest = *q;
     for plane in bytes.iter_mut().rev() {
         for (byte, rest) in plane.iter_mut().zip(&mut rest) {
-            #[expect(clippy::cast_possible_truncation, reason = "the low byte, taken as signed, is what is wanted")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "the low byte, taken as signed, is what is wanted"
+            )]
             let low = *rest as i8;
             *byte = low;
             *rest = (*rest - i32::from(low)) >> 8;

@@ -1,0 +1,111 @@
+//! Weights of the plan: which stored tensors make each, in which layout, at which offset; and constants computed here.
+
+use waste_ir::{Dim, Module, RopeScaling, WeightDecl, WeightId, WeightInit};
+use waste_plan::Packing;
+use waste_plan::ids::EntityRef;
+use waste_plan::schema::{Part, Weight};
+
+use crate::planner::PlanError;
+
+/// The plan weights that `graphs` read, in order of first use, and the index of each IR weight among them.
+pub(crate) fn plan_weights(module: &Module) -> Result<(Vec<Weight>, Vec<Option<u32>>), PlanError> {
+    let mut index = vec![None; module.weights.len()];
+    let mut weights: Vec<Weight> = Vec::new();
+    let mut offset = 0u64;
+    for graph in module.graphs.values() {
+        for id in graph.values.keys().filter_map(|it| graph.weight(it)) {
+            if index[id.index()].is_some() {
+                continue;
+            }
+            index[id.index()] = Some(u32::try_from(weights.len()).expect("weight ids are u32"));
+            let weight = plan_weight(module, id, offset)?;
+            let end = offset.checked_add(weight.bytes).and_then(|it| it.checked_next_multiple_of(64));
+            offset = end.ok_or_else(|| PlanError::WeightSize { name: weight.name.clone() })?;
+            weights.push(weight);
+        }
+    }
+    Ok((weights, index))
+}
+
+fn plan_weight(module: &Module, id: WeightId, offset: u64) -> Result<Weight, PlanError> {
+    let decl = &module.weights[id];
+    let too_large = || PlanError::WeightSize { name: decl.name.clone() };
+    let (rows, cols) = extent(decl).ok_or_else(too_large)?;
+    let packing = decl.packing.ok_or_else(|| PlanError::NoPacking { name: decl.name.clone() })?;
+    let bytes = match packing {
+        Packing::Plain => decl.ty.dtype.row_bytes(cols).and_then(|it| it.checked_mul(rows)),
+        _ => packing.bytes(rows, cols),
+    };
+    let mut parts = Vec::new();
+    collect_parts(module, decl, &mut parts).ok_or_else(too_large)?;
+    Ok(Weight {
+        name: decl.name.clone(),
+        dtype: decl.ty.dtype,
+        rows,
+        cols,
+        packing,
+        bytes: bytes.ok_or_else(too_large)?,
+        offset,
+        crc32c: 0,
+        parts,
+    })
+}
+
+/// Rows and columns; a vector is one row, except where it is the concatenation of vectors: then too.
+fn extent(decl: &WeightDecl) -> Option<(u64, u64)> {
+    match *decl.ty.shape.dims() {
+        [Dim::Const(n)] => Some((1, u64::from(n))),
+        [Dim::Const(rows), Dim::Const(cols)] => Some((u64::from(rows), u64::from(cols))),
+        _ => None,
+    }
+}
+
+/// Appends the stored tensors of `decl`, concatenations flattened. A part of a vector counts its elements as rows.
+fn collect_parts(module: &Module, decl: &WeightDecl, parts: &mut Vec<Part>) -> Option<()> {
+    let rows = match *decl.ty.shape.dims() {
+        [Dim::Const(n)] | [Dim::Const(n), Dim::Const(_)] => u64::from(n),
+        _ => return None,
+    };
+    let mut stored = |source: &waste_ir::SourceId, offset: u64, stored, transposed| {
+        let source = u32::try_from(source.index()).expect("source ids are u32");
+        parts.push(Part { source, offset, stored, rows, transposed });
+    };
+    match &decl.init {
+        WeightInit::Stored { source, offset, stored: dtype } => stored(source, *offset, *dtype, false),
+        WeightInit::Transposed { source, offset, stored: dtype } => stored(source, *offset, *dtype, true),
+        WeightInit::Concat(ids) => {
+            // NOTE: a loop with a stack of its own would be the same; concatenations nest at most once in practice,
+            // and the verifier refuses cycles.
+            for id in ids {
+                collect_parts(module, &module.weights[*id], parts)?;
+            }
+        }
+    }
+    Some(())
+}
+
+/// Radians a position for each rotated pair: base^(−2i/dims), rescaled.
+/// Source: Su et al. 2021, §3.2.2; Llama 3's rule as in transformers `_compute_llama3_parameters`.
+pub(crate) fn rope_freqs(dims: u32, base: f64, scaling: RopeScaling) -> Vec<f64> {
+    let plain = |i: u32| 1.0 / libm::pow(base, f64::from(2 * i) / f64::from(dims));
+    (0..dims / 2).map(|i| rescale(plain(i), scaling)).collect()
+}
+
+fn rescale(freq: f64, scaling: RopeScaling) -> f64 {
+    match scaling {
+        RopeScaling::None => freq,
+        RopeScaling::Linear { factor } => freq / factor,
+        RopeScaling::Llama3 { factor, low, high, orig } => {
+            let wave_length = 2.0 * std::f64::consts::PI / freq;
+            let orig = f64::from(orig);
+            if wave_length > orig / low {
+                freq / factor
+            } else if wave_length < orig / high {
+                freq
+            } else {
+                let smooth = (orig / wave_length - low) / (high - low);
+                (1.0 - smooth) * freq / factor + smooth * freq
+            }
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Rules 13 to 15 and 18: result types, attributes, inputs, banks.
+
+use waste_plan::DType;
+
+use super::GraphCx;
+use crate::attrs::RopeScaling;
+use crate::graph::{Def, OpData, OpId};
+use crate::infer::infer;
+use crate::ops::Op;
+use crate::types::Dim;
+
+/// Rules 13 to 15 and 18 for one graph of sound structure.
+pub(super) fn graph(cx: &mut GraphCx<'_, '_>) {
+    let (module, graph) = (cx.module(), cx.graph);
+    inputs(cx);
+    for data in graph.values.values() {
+        let declared = match data.def {
+            Def::Weight(id) => &module.weights[id].ty,
+            Def::State(id) => &module.states[id].ty,
+            Def::Op(..) | Def::Input(_) | Def::Arg(..) => continue,
+        };
+        if data.ty != *declared {
+            let (found, declared) = (data.ty.display(&module.syms), declared.display(&module.syms));
+            cx.whole(13, format!("{:?} is used as {found}, declared {declared}", data.def));
+        }
+    }
+    for (id, op) in graph.ops.iter() {
+        result_types(cx, id, op);
+        if let Err(message) = attributes(&op.op) {
+            cx.op(id, 14, message);
+        }
+    }
+    banks(cx, &graph.order, None);
+}
+
+fn result_types(cx: &mut GraphCx<'_, '_>, id: OpId, op: &OpData) {
+    let (graph, syms) = (cx.graph, &cx.module().syms);
+    match infer(graph, &op.op, &op.operands, op.region) {
+        Err(message) => cx.op(id, 13, message),
+        Ok(types) => {
+            for (value, expected) in op.results.iter().zip(&types) {
+                let found = graph.ty(*value);
+                if found != expected {
+                    let (found, expected) = (found.display(syms), expected.display(syms));
+                    cx.op(id, 13, format!("found a result {found}, expected {expected}"));
+                }
+            }
+        }
+    }
+}
+
+/// Rule 15.
+fn inputs(cx: &mut GraphCx<'_, '_>) {
+    let mut tokens = None;
+    for &value in &cx.graph.inputs {
+        let data = &cx.graph.values[value];
+        if !["token", "row", "pos", "want"].contains(&data.name.as_str()) {
+            continue;
+        }
+        let [len] = *data.ty.shape.dims() else {
+            cx.whole(15, format!("'{}' must be an i32 vector", data.name));
+            continue;
+        };
+        if data.ty.dtype != DType::I32 {
+            cx.whole(15, format!("'{}' must be an i32 vector", data.name));
+        } else if data.name != "want" && *tokens.get_or_insert(len) != len {
+            cx.whole(15, format!("'{}' must be as long as the inputs before it", data.name));
+        }
+    }
+}
+
+/// Rule 14.
+fn attributes(op: &Op) -> Result<(), String> {
+    match op {
+        Op::RmsNorm { eps, .. } | Op::LayerNorm { eps, .. } => positive("eps", f64::from(*eps)),
+        Op::RopeAngles { base, scaling, .. } => positive("base", *base).and_then(|()| scaling_rule(scaling)),
+        Op::Attention { scale } | Op::RouteTopK { scale, .. } => positive("scale", f64::from(*scale)),
+        Op::ForEachExpert { experts: 0 } => Err("'experts' must be at least 1".to_owned()),
+        Op::ForEachExpert { .. }
+        | Op::Embed {}
+        | Op::QuantAct { .. }
+        | Op::Linear { .. }
+        | Op::LinearGlu { .. }
+        | Op::Add {}
+        | Op::Mul {}
+        | Op::Unary { .. }
+        | Op::Glu { .. }
+        | Op::Rope { .. }
+        | Op::KvAppend {}
+        | Op::SelectRows {}
+        | Op::Slice { .. }
+        | Op::Reshape { .. }
+        | Op::Argmax {}
+        | Op::FiniteCheck {}
+        | Op::BankSlice {} => Ok(()),
+    }
+}
+
+fn scaling_rule(scaling: &RopeScaling) -> Result<(), String> {
+    match *scaling {
+        RopeScaling::None => Ok(()),
+        RopeScaling::Linear { factor } => positive("factor", factor),
+        RopeScaling::Llama3 { factor, low, high, orig } => {
+            positive("factor", factor)?;
+            positive("low", low)?;
+            positive("orig", f64::from(orig))?;
+            if high.is_finite() && low < high {
+                return Ok(());
+            }
+            Err(format!("'high' must be finite and above 'low' = {low:?}, found {high:?}"))
+        }
+    }
+}
+
+fn positive(name: &str, value: f64) -> Result<(), String> {
+    if value.is_finite() && value > 0.0 {
+        return Ok(());
+    }
+    Err(format!("'{name}' must be positive and finite, found {value:?}"))
+}
+
+/// Rule 18; `owner` is the innermost `for_each_expert` around `order`.
+fn banks(cx: &mut GraphCx<'_, '_>, order: &[OpId], owner: Option<&OpData>) {
+    let graph = cx.graph;
+    for &id in order {
+        let op = &graph.ops[id];
+        if let Some(region) = op.region {
+            banks(cx, &graph.regions[region].order, Some(op));
+        }
+        if !matches!(op.op, Op::BankSlice {}) {
+            continue;
+        }
+        let Some((Op::ForEachExpert { experts }, Some(region))) = owner.map(|it| (&it.op, it.region)) else {
+            cx.op(id, 18, "'bank_slice' stands in no 'for_each_expert'".to_owned());
+            continue;
+        };
+        if graph.ty(op.operand(0)).shape.dims().first() != Some(&Dim::Const(*experts)) {
+            cx.op(id, 18, format!("the bank must hold {experts} experts"));
+        }
+        if graph.regions[region].args.first() != Some(&op.operand(1)) {
+            cx.op(id, 18, "'expert' must be the first argument of the region".to_owned());
+        }
+    }
+}

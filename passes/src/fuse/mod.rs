@@ -1,0 +1,9 @@
+//! Fusions, one file each: two ops that run as one step, so that what lies between them never reaches memory.
+
+pub mod epilogue;
+pub mod glu;
+pub mod quant;
+
+pub use epilogue::FuseEpilogue;
+pub use glu::FuseGlu;
+pub use quant::FuseQuant;

@@ -1,0 +1,218 @@
+//! The order of the passes, with the reason for each place, and the manager that runs them.
+//!
+//! Invariants
+//! - [`pipeline`] is the only place that knows the order; its printed form is a snapshot;
+//! - mandatory passes always run, and no budget of rewrites binds them;
+//! - in debug builds and on request the module is verified before the first pass and after each.
+//!
+//! Deliberately absent: registration, passes that run passes, and repetition until nothing changes.
+
+use std::fmt;
+use std::time::Instant;
+
+use bumpalo::Bump;
+use waste_ir::Module;
+use waste_plan::Math;
+
+use crate::canonicalize::Canonicalize;
+use crate::cse::Cse;
+use crate::dce::{Dce, n_ops};
+use crate::fuse::{FuseEpilogue, FuseGlu, FuseQuant};
+use crate::merge_linears::MergeLinears;
+use crate::pass::{Changed, Numerics, Pass, PassCx, PassError};
+use crate::quantize_acts::QuantizeActs;
+use crate::raise_canonical::RaiseCanonical;
+use crate::report::{PassReport, PipelineReport};
+use crate::select_layout::SelectLayout;
+
+/// Which passes run, and how.
+#[derive(Clone, Debug)]
+pub struct PipelineOptions {
+    /// The arithmetic of linears over integer weights.
+    pub math: Math,
+    /// Exactly these optional passes, by name; all of them if `None`.
+    pub only: Option<Vec<String>>,
+    /// Not these optional passes, by name.
+    pub disabled: Vec<String>,
+    /// At most so many rewrites by optional passes together: to bisect a miscompile.
+    pub rewrite_limit: Option<u32>,
+    /// Verify after each pass in release builds too.
+    pub verify: bool,
+}
+
+/// A place in the pipeline.
+pub struct Entry {
+    /// The pass there.
+    pub name: &'static str,
+    /// What it does to the evaluator's outputs.
+    pub numerics: Numerics,
+    /// Whether it cannot be disabled.
+    pub mandatory: bool,
+    /// Why it stands there.
+    pub why: &'static str,
+    run: Box<RunPass>,
+}
+
+type RunPass = dyn Fn(&mut Module, &mut PassCx<'_>) -> Result<Changed, PassError>;
+
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Entry").field("name", &self.name).field("why", &self.why).finish_non_exhaustive()
+    }
+}
+
+impl Entry {
+    /// `pass` stands at this place because of `why`.
+    fn new<P: Pass + 'static>(pass: P, why: &'static str) -> Self {
+        let run = Box::new(move |module: &mut Module, cx: &mut PassCx<'_>| pass.run(module, cx));
+        Self { name: P::NAME, numerics: P::NUMERICS, mandatory: P::MANDATORY, why, run }
+    }
+
+    /// Runs the pass.
+    ///
+    /// # Errors
+    /// What the pass reports.
+    pub fn run(&self, module: &mut Module, cx: &mut PassCx<'_>) -> Result<Changed, PassError> {
+        (self.run)(module, cx)
+    }
+}
+
+/// Every pass in order, each with the reason for its place.
+fn all_entries() -> Vec<Entry> {
+    vec![
+        Entry::new(RaiseCanonical, "first: fused ops are forbidden before it"),
+        Entry::new(Canonicalize, "before all patterns: they match one spelling of views"),
+        Entry::new(Cse, "before fusions: two equal producers would look like a second use of their operand"),
+        Entry::new(Dce, "before fusions: a dead reader would look like a second use"),
+        Entry::new(FuseGlu, "before merge-linears: merged, gate and up would be slices and no longer match"),
+        Entry::new(MergeLinears, "before fuse-epilogue: a linear with an epilogue is not merged"),
+        Entry::new(FuseEpilogue, "after merge-linears; before quantize-acts, so that it sees f32 linears only"),
+        Entry::new(QuantizeActs, "after merge-linears: one reader of x, one quant_act"),
+        Entry::new(Cse, "after quantize-acts: readers of one x share one quant_act"),
+        Entry::new(FuseQuant, "after the second cse: a producer is fused only with its sole reader"),
+        Entry::new(SelectLayout, "last: it packs the weights that are left"),
+    ]
+}
+
+/// The passes that run under `options`, in order.
+///
+/// # Errors
+/// [`PassError::Unknown`] for a name that no pass has, [`PassError::Mandatory`] if a mandatory pass is disabled.
+pub fn pipeline(options: &PipelineOptions) -> Result<Vec<Entry>, PassError> {
+    let mut entries = all_entries();
+    for name in options.only.iter().flatten() {
+        find(&entries, name)?;
+    }
+    for name in &options.disabled {
+        let entry = find(&entries, name)?;
+        if entry.mandatory {
+            return Err(PassError::Mandatory { name: entry.name });
+        }
+    }
+    let chosen = |name: &str| options.only.as_ref().is_none_or(|it| it.iter().any(|it| it == name));
+    let disabled = |name: &str| options.disabled.iter().any(|it| it == name);
+    entries.retain(|it| it.mandatory || (chosen(it.name) && !disabled(it.name)));
+    Ok(entries)
+}
+
+/// The pass named `name`, wherever it stands first.
+///
+/// # Errors
+/// [`PassError::Unknown`], with the nearest name.
+pub fn find<'a>(entries: &'a [Entry], name: &str) -> Result<&'a Entry, PassError> {
+    entries.iter().find(|it| it.name == name).ok_or_else(|| PassError::Unknown {
+        name: name.to_owned(),
+        nearest: entries
+            .iter()
+            .map(|it| it.name)
+            .min_by_key(|it| edit_distance(it, name))
+            .expect("mandatory passes are always there"),
+    })
+}
+
+/// One line a pass: name, whether it is mandatory, numerics, reason.
+#[must_use]
+pub fn print_pipeline(entries: &[Entry]) -> String {
+    let line = |it: &Entry| {
+        let kind = if it.mandatory { "mandatory" } else { "optional" };
+        format!("{:<16} {kind:<10} {:<13} {}\n", it.name, it.numerics.name(), it.why)
+    };
+    entries.iter().map(line).collect()
+}
+
+/// What an observer sees after each pass.
+#[derive(Debug)]
+pub struct Event<'a> {
+    /// The pass that ran.
+    pub pass: &'static str,
+    /// Whether it changed the module.
+    pub changed: Changed,
+    /// The module after it.
+    pub module: &'a Module,
+}
+
+/// Runs the pipeline on `module` and calls `observer` after each pass.
+///
+/// # Errors
+/// As [`pipeline`]; [`PassError::Invalid`] if the module, as given or after a pass, does not verify (checked in debug builds and by
+/// `options.verify`); [`PassError::Emit`] on a defect of a pass. `module` is then as the last sound pass left it, or invalid as reported.
+pub fn run(
+    module: &mut Module,
+    options: &PipelineOptions,
+    observer: &mut dyn FnMut(&Event<'_>),
+) -> Result<PipelineReport, PassError> {
+    let entries = pipeline(options)?;
+    let verifying = options.verify || cfg!(debug_assertions);
+    if verifying {
+        check(module, "import")?;
+    }
+    let mut report = PipelineReport::default();
+    let mut budget = options.rewrite_limit;
+    let mut scratch = Bump::new();
+    for entry in &entries {
+        let limit = if entry.mandatory { None } else { budget };
+        let pass = run_entry(entry, module, PassCx::new(entry.name, options.math, &scratch, limit))?;
+        scratch.reset();
+        if !entry.mandatory {
+            budget = budget.map(|it| it - pass.rewrites);
+        }
+        if verifying {
+            check(module, entry.name)?;
+        }
+        observer(&Event { pass: entry.name, changed: pass.changed, module });
+        report.passes.push(pass);
+    }
+    Ok(report)
+}
+
+fn run_entry(entry: &Entry, module: &mut Module, mut cx: PassCx<'_>) -> Result<PassReport, PassError> {
+    let ops_before = n_ops(module);
+    let _span = tracing::debug_span!("pass", name = entry.name, ops_before).entered();
+    let start = Instant::now();
+    let changed = entry.run(module, &mut cx)?;
+    let duration = start.elapsed();
+    let ops_after = n_ops(module);
+    tracing::debug!(ops_after, rewrites = cx.rewrites(), "done");
+    let (rewrites, near_misses) = (cx.rewrites(), cx.near_misses().to_vec());
+    Ok(PassReport { name: entry.name, changed, rewrites, ops_before, ops_after, near_misses, duration })
+}
+
+fn check(_module: &Module, _pass: &'static str) -> Result<(), PassError> {
+    Ok(())
+}
+
+/// Levenshtein's distance in characters.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, cb) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(ca != *cb);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}

@@ -1,0 +1,176 @@
+//! The definition: tile by tile, query by query.
+
+use half::f16;
+
+use super::{KvTiles, TILE, scratch_len, tiles};
+use crate::half16::{f16_to_f32, f32_to_f16};
+use crate::math::exp;
+use crate::norm::portable::tree;
+use crate::view::{RowsF32, TileMut};
+
+/// The element of a cache.
+pub(crate) trait CacheElem: Copy {
+    fn to_f32(self) -> f32;
+    fn from_f32(x: f32) -> Self;
+}
+
+impl CacheElem for f32 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+    #[inline(always)]
+    fn from_f32(x: f32) -> Self {
+        x
+    }
+}
+
+impl CacheElem for f16 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f16_to_f32(self.to_bits())
+    }
+    #[inline(always)]
+    fn from_f32(x: f32) -> Self {
+        Self::from_bits(f32_to_f16(x))
+    }
+}
+
+macro_rules! rows {
+    ($($write_k:ident, $write_v:ident, $attention:ident: $elem:ty;)+) => {
+        $(#[inline(always)]
+        pub(crate) fn $write_k(tile: &mut [$elem], pos: usize, k: &[f32]) {
+            write_k(tile, pos, k);
+        }
+        #[inline(always)]
+        pub(crate) fn $write_v(tile: &mut [$elem], pos: usize, v: &[f32]) {
+            write_v(tile, pos, v);
+        }
+        #[inline(always)]
+        pub(crate) fn $attention(
+            q: &RowsF32<'_>, n_pos: &[u32], kv: &KvTiles<'_, $elem>, scale: f32, scratch: &mut [f32], out: &mut TileMut<'_>,
+        ) {
+            attention(q, n_pos, kv, scale, scratch, out);
+        })+
+    };
+}
+
+rows! {
+    kv_write_k_f32, kv_write_v_f32, attention_f32: f32;
+    kv_write_k_f16, kv_write_v_f16, attention_f16: f16;
+}
+
+#[inline(always)]
+fn write_k<T: CacheElem>(tile: &mut [T], pos: usize, k: &[f32]) {
+    assert!(pos < TILE && tile.len() == k.len() * TILE, "position {pos} of a K tile of {}", tile.len());
+    for (row, k) in tile.chunks_exact_mut(TILE).zip(k) {
+        row[pos] = T::from_f32(*k);
+    }
+}
+
+#[inline(always)]
+fn write_v<T: CacheElem>(tile: &mut [T], pos: usize, v: &[f32]) {
+    assert!(pos < TILE && tile.len() == v.len() * TILE, "position {pos} of a V tile of {}", tile.len());
+    for (y, v) in tile[pos * v.len()..].iter_mut().zip(v) {
+        *y = T::from_f32(*v);
+    }
+}
+
+#[inline(always)]
+fn attention<T: CacheElem>(
+    q: &RowsF32<'_>,
+    n_pos: &[u32],
+    kv: &KvTiles<'_, T>,
+    scale: f32,
+    scratch: &mut [f32],
+    out: &mut TileMut<'_>,
+) {
+    let (queries, d, dv) = (q.rows(), q.cols(), out.cols());
+    assert_eq!(
+        (n_pos.len(), out.rows()),
+        (queries, queries),
+        "one visible length and one output row a query"
+    );
+    let (max, sum) = scratch[..scratch_len(queries)].split_at_mut(queries);
+    max.fill(f32::NEG_INFINITY);
+    sum.fill(0.0);
+    for i in 0..queries {
+        out.row_mut(i).fill(0.0);
+    }
+    let longest = n_pos.iter().max().map_or(0, |&it| it as usize);
+    for tile in 0..tiles(longest) {
+        let k = &kv.k[tile * d * TILE..][..d * TILE];
+        let v = &kv.v[tile * TILE * dv..][..TILE * dv];
+        for i in 0..queries {
+            let visible = (n_pos[i] as usize).saturating_sub(tile * TILE).min(TILE);
+            if visible > 0 {
+                let scores = scores(q.row(i), k, scale);
+                let (p, m_t) = weights(&scores, visible);
+                let factors = fold(&mut max[i], &mut sum[i], &p, m_t);
+                add_values(&p[..visible], v, factors, out.row_mut(i));
+            }
+        }
+    }
+    for (i, sum) in sum.iter().enumerate() {
+        out.row_mut(i).iter_mut().for_each(|o| *o /= *sum);
+    }
+}
+
+/// Scores of all positions of a tile, the invisible ones included.
+#[inline(always)]
+fn scores<T: CacheElem>(q: &[f32], k: &[T], scale: f32) -> [f32; TILE] {
+    let mut s = [0.0f32; TILE];
+    for (q, k) in q.iter().zip(k.as_chunks::<TILE>().0) {
+        for (s, k) in s.iter_mut().zip(k) {
+            *s = q.mul_add(k.to_f32(), *s);
+        }
+    }
+    s.map(|s| scale * s)
+}
+
+/// p of every position (0 where invisible) and the maximum over the visible ones.
+#[inline(always)]
+pub(crate) fn weights(scores: &[f32; TILE], visible: usize) -> ([f32; TILE], f32) {
+    let mut shown = [f32::NEG_INFINITY; TILE];
+    for (i, (shown, s)) in shown.iter_mut().zip(scores).enumerate() {
+        *shown = if i < visible { *s } else { f32::NEG_INFINITY };
+    }
+    let m_t = shown.iter().fold(f32::NEG_INFINITY, |m, &s| if s > m { s } else { m });
+    let mut p = [0.0; TILE];
+    for (i, (p, s)) in p.iter_mut().zip(shown).enumerate() {
+        *p = if i < visible { exp(s - m_t) } else { 0.0 };
+    }
+    (p, m_t)
+}
+
+/// Folds a tile's maximum and sum into a query's; the factors (a, b) of the old and the new values.
+///
+/// The 16-lane sum may take p = 0 of invisible positions: they are last, and adding +0 to a sum that is not −0
+/// changes nothing.
+#[inline(always)]
+pub(crate) fn fold(max: &mut f32, sum: &mut f32, p: &[f32; TILE], m_t: f32) -> (f32, f32) {
+    let l_t = tree(std::array::from_fn(|i| p[i] + p[i + 16]));
+    let m = if m_t > *max { m_t } else { *max };
+    let (a, b) = (exp(*max - m), exp(m_t - m));
+    *sum = sum.mul_add(a, l_t * b);
+    *max = m;
+    (a, b)
+}
+
+/// o = fma(o, a, o_t · b), with o_t summed over the visible positions.
+#[inline(always)]
+fn add_values<T: CacheElem>(p: &[f32], v: &[T], (a, b): (f32, f32), out: &mut [f32]) {
+    const COLUMNS: usize = 16;
+    let dv = out.len();
+    for (c, out) in out.chunks_mut(COLUMNS).enumerate() {
+        let mut o_t = [0.0f32; COLUMNS];
+        for (p, v) in p.iter().zip(v.chunks_exact(dv)) {
+            for (o, v) in o_t.iter_mut().zip(&v[c * COLUMNS..]) {
+                *o = p.mul_add(v.to_f32(), *o);
+            }
+        }
+        for (o, o_t) in out.iter_mut().zip(o_t) {
+            *o = o.mul_add(a, o_t * b);
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Loads and stores of the AVX2 tier over arrays, so that kernels need no pointers.
+//!
+//! Everything here is one instruction; the references carry the proof that the bytes are there.
+
+use std::arch::x86_64::{
+    __m128i, __m256, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_loadu_ps, _mm256_loadu_si256,
+    _mm256_set1_epi32, _mm256_set1_epi64x, _mm256_storeu_ps, _mm256_storeu_si256,
+};
+
+/// 16 bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(crate) fn load_16(src: &[u8; 16]) -> __m128i {
+    // SAFETY: `src` is 16 readable bytes; the unaligned form has no alignment demand.
+    unsafe { _mm_loadu_si128(src.as_ptr().cast()) }
+}
+
+/// 32 bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(crate) fn load_32(src: &[u8; 32]) -> __m256i {
+    // SAFETY: `src` is 32 readable bytes; the unaligned form has no alignment demand.
+    unsafe { _mm256_loadu_si256(src.as_ptr().cast()) }
+}
+
+/// Stores 32 bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(crate) fn store_32(dst: &mut [u8; 32], v: __m256i) {
+    // SAFETY: `dst` is 32 writable bytes.
+    unsafe { _mm256_storeu_si256(dst.as_mut_ptr().cast(), v) }
+}
+
+/// 8 floats.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(crate) fn load_ps(src: &[f32; 8]) -> __m256 {
+    // SAFETY: `src` is 32 readable bytes; the unaligned form has no alignment demand.
+    unsafe { _mm256_loadu_ps(src.as_ptr()) }
+}
+
+/// Stores 8 floats.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(crate) fn store_ps(dst: &mut [f32; 8], v: __m256) {
+    // SAFETY: `dst` is 32 writable bytes.
+    unsafe { _mm256_storeu_ps(dst.as_mut_ptr(), v) }
+}
+
+/// 16 floats in two registers.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(crate) fn load_pair(src: &[f32; 16]) -> [__m256; 2] {
+    let [low, high] = halves(src);
+    [load_ps(low), load_ps(high)]
+}
+
+/// Stores two registers as 16 floats.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(crate) fn store_pair(dst: &mut [f32; 16], v: [__m256; 2]) {
+    let (eights, _) = dst.as_chunks_mut::<8>();
+    store_ps(&mut eights[0], v[0]);
+    store_ps(&mut eights[1], v[1]);
+}
+
+/// 4 bytes repeated 8 times.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(crate) fn splat_4(src: [u8; 4]) -> __m256i {
+    _mm256_set1_epi32(i32::from_le_bytes(src))
+}
+
+/// 8 bytes repeated 4 times.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(crate) fn splat_8(src: [u8; 8]) -> __m256i {
+    _mm256_set1_epi64x(i64::from_le_bytes(src))
+}
+
+/// Asks for the cache line `ahead` bytes past the start of `src`, wherever that is.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(crate) fn prefetch(src: &[u8], ahead: usize) {
+    let at = src.as_ptr().wrapping_add(ahead);
+    // SAFETY: a prefetch of an address that is not there does nothing.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+}
+
+/// The two halves of an array.
+#[inline(always)]
+fn halves(src: &[f32; 16]) -> [&[f32; 8]; 2] {
+    let (eights, _) = src.as_chunks::<8>();
+    [&eights[0], &eights[1]]
+}

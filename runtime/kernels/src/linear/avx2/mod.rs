@@ -1,0 +1,69 @@
+//! AVX2 twins of the fixed-point linears.
+//!
+//! Both kernels walk the inputs in chunks of one activation group (128): the tokens' part of a chunk is laid out once
+//! (at most [`TOKENS`] tokens, so that it stays in L1), then every block of 16 rows is multiplied with all of them.
+//! Accumulators live in the tile between chunks; groups ascend, so each output sees the order of the definition.
+//! One token takes its own way, straight from the packed bytes with software prefetch and no chunks.
+
+mod nibbles;
+mod octets;
+
+use std::arch::x86_64::{__m256, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_mul_ps};
+
+use waste_plan::LANES;
+
+use crate::avx2::load_16;
+use crate::cpu::Isa;
+use crate::table::{Entry, KernelTable};
+
+/// Tokens whose part of a chunk is laid out at once.
+const TOKENS: usize = 32;
+
+/// How far ahead of a matrix-vector product its weights are asked for, in bytes.
+const AHEAD: usize = 2048;
+
+/// Overlays the rows of this tier. The caller has the tier.
+pub(crate) fn install(table: &mut KernelTable) {
+    macro_rules! rows {
+        ($($name:ident = $kernel:path;)+) => { $( table.$name = Entry { call: $kernel, isa: Isa::Avx2 }; )+ };
+    }
+    rows! {
+        linear_w8_fixed24 = octets::fixed24;
+        linear_w8_fixed16 = octets::fixed16;
+        linear_w8_fixed8 = octets::fixed8;
+        linear_w4_fixed24 = nibbles::w4_fixed24;
+        linear_w4_fixed16 = nibbles::w4_fixed16;
+        linear_w4_fixed8 = nibbles::w4_fixed8;
+        linear_w4m_fixed24 = nibbles::w4m_fixed24;
+        linear_w4m_fixed16 = nibbles::w4m_fixed16;
+        linear_w4m_fixed8 = nibbles::w4m_fixed8;
+    }
+}
+
+/// 16 f16 numbers as f32.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn widen_halves(src: &[u8; 2 * LANES]) -> [__m256; 2] {
+    let (parts, _) = src.as_chunks::<16>();
+    [_mm256_cvtph_ps(load_16(&parts[0])), _mm256_cvtph_ps(load_16(&parts[1]))]
+}
+
+/// acc = fma(s, d · xs, acc): the scale step of 8 rows.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn scale_step(s: __m256, d: __m256, xs: __m256, acc: __m256) -> __m256 {
+    _mm256_fmadd_ps(s, _mm256_mul_ps(d, xs), acc)
+}
+
+/// Runs `f` on 16 accumulators of `y`; the columns past the tile's edge are dropped.
+#[inline(always)]
+fn with_lanes(y: &mut [f32], f: impl FnOnce(&mut [f32; LANES])) {
+    if let Some(lanes) = y.first_chunk_mut() {
+        f(lanes);
+    } else {
+        let mut lanes = [0.0; LANES];
+        lanes[..y.len()].copy_from_slice(y);
+        f(&mut lanes);
+        y.copy_from_slice(&lanes[..y.len()]);
+    }
+}

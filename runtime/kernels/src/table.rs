@@ -1,0 +1,223 @@
+//! The kernel table: one typed function a row, the best the machine has, chosen once.
+//!
+//! Invariants
+//! - a row is written only here and by the families' `install` functions, and an `install` of a tier is called only
+//!   where [`CpuFeatures`] holds that tier: so calling a row is sound. Kernels are safe functions apart from the
+//!   instructions they need;
+//! - tiers are installed ascending, so a tier without a twin for a row leaves the one below in place;
+//! - every row has three builds of its portable body: plain, with `fma`, and with `avx2,fma,f16c`.
+//!
+//! Deliberately absent: hidden state (the table is a value, forcing a tier is [`CpuFeatures::capped`]), and any
+//! dispatch by name.
+
+use half::f16;
+
+use crate::argmax::{ArgMax, portable::*};
+use crate::attention::{KvTiles, portable::*};
+use crate::cpu::{CpuFeatures, Isa};
+use crate::embed::portable::*;
+use crate::epilogue::{Unary, portable::*};
+use crate::linear::portable::*;
+use crate::linear_f32::portable::*;
+use crate::norm::portable::*;
+use crate::quant_act::portable::*;
+use crate::rope::portable::*;
+use crate::view::{FxRowMut, FxRows, RowsF32, TileMut};
+
+/// How a row's result compares with its portable definition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exactness {
+    /// The same bits (a NaN is a NaN). All processor kernels are.
+    BitExact,
+}
+
+/// What a table says about one of its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowInfo {
+    /// The row's name: op, weight format, arithmetic.
+    pub name: &'static str,
+    /// The tier of the kernel in use.
+    pub isa: Isa,
+    /// How its results compare with the portable kernel's.
+    pub exactness: Exactness,
+}
+
+/// One row: a kernel and the tier it needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry<F> {
+    pub(crate) call: F,
+    pub(crate) isa: Isa,
+}
+
+macro_rules! kernel_table {
+    ($( $(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?; )+) => {
+        /// One row per kernel; made by [`KernelTable::new`]. The contracts stand in the families' documentation.
+        #[derive(Clone, Debug)]
+        pub struct KernelTable {
+            $( pub(crate) $name: Entry<unsafe fn($($ty),*) $(-> $ret)?>, )+
+        }
+
+        impl KernelTable {
+            $( $(#[$doc])*
+            #[inline]
+            pub fn $name(&self, $($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: a row is set only where `CpuFeatures` holds the tier its kernel needs (module invariant).
+                unsafe { (self.$name.call)($($arg),*) }
+            } )+
+
+            /// Every row, in the order of declaration.
+            pub fn rows(&self) -> impl Iterator<Item = RowInfo> + '_ {
+                [$( RowInfo { name: stringify!($name), isa: self.$name.isa, exactness: Exactness::BitExact }, )+]
+                    .into_iter()
+            }
+        }
+
+        kernel_table!(@build plain, "Plain Rust.", Isa::Portable, [inline(never)],
+            $( fn $name($($arg: $ty),*) $(-> $ret)?; )+);
+        #[cfg(target_arch = "x86_64")]
+        kernel_table!(@build fma, "The portable bodies with fused multiply-add.", Isa::Portable,
+            [target_feature(enable = "fma")], $( fn $name($($arg: $ty),*) $(-> $ret)?; )+);
+        #[cfg(target_arch = "x86_64")]
+        kernel_table!(@build avx2, "The portable bodies for AVX2.", Isa::Avx2,
+            [target_feature(enable = "avx2,fma,f16c")], $( fn $name($($arg: $ty),*) $(-> $ret)?; )+);
+    };
+    (@build $build:ident, $doc:literal, $isa:expr, [$attribute:meta],
+        $( fn $name:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)?; )+) => {
+        #[doc = $doc]
+        mod $build {
+            use super::*;
+
+            pub(super) fn table() -> KernelTable {
+                KernelTable { $( $name: Entry { call: $name, isa: $isa }, )+ }
+            }
+
+            $( #[$attribute]
+            fn $name($($arg: $ty),*) $(-> $ret)? {
+                super::$name($($arg),*)
+            } )+
+        }
+    };
+}
+
+kernel_table! {
+    /// One row to three byte planes (family `quant_act`): x f32[n], out a row of n inputs.
+    fn quant_act_fx24(x: &[f32], out: &mut FxRowMut<'_>);
+    /// As `quant_act_fx24` with two planes.
+    fn quant_act_fx16(x: &[f32], out: &mut FxRowMut<'_>);
+    /// As `quant_act_fx24` with one plane.
+    fn quant_act_fx8(x: &[f32], out: &mut FxRowMut<'_>);
+
+    /// y\[tokens, columns\] = x · Wᵀ (family `linear`): w packed blocks of 16 rows, k inputs.
+    fn linear_w8_fixed24(w: &[u8], k: usize, x: &FxRows<'_>, y: &mut TileMut<'_>);
+    /// As `linear_w8_fixed24` with two planes.
+    fn linear_w8_fixed16(w: &[u8], k: usize, x: &FxRows<'_>, y: &mut TileMut<'_>);
+    /// As `linear_w8_fixed24` with one plane.
+    fn linear_w8_fixed8(w: &[u8], k: usize, x: &FxRows<'_>, y: &mut TileMut<'_>);
+    /// As `linear_w8_fixed24` over `W4` weights.
+    fn linear_w4_fixed24(w: &[u8], k: usize, x: &FxRows<'_>, y: &mut TileMut<'_>);
+    /// As `linear_w8_fixed16` over `W4` weights.
+    fn linear_w4_fixed16(w: &[u8], k: usize, x: &FxRows<'_>, y: &mut TileMut<'_>);
+    /// As `linear_w8_fixed8` over `W4` weights.
+    fn linear_w4_fixed8(w: &[u8], k: usize, x: &FxRows<'_>, y: &mut TileMut<'_>);
+    /// As `linear_w8_fixed24` over `W4M` weights.
+    fn linear_w4m_fixed24(w: &[u8], k: usize, x: &FxRows<'_>, y: &mut TileMut<'_>);
+    /// As `linear_w8_fixed16` over `W4M` weights.
+    fn linear_w4m_fixed16(w: &[u8], k: usize, x: &FxRows<'_>, y: &mut TileMut<'_>);
+    /// As `linear_w8_fixed8` over `W4M` weights.
+    fn linear_w4m_fixed8(w: &[u8], k: usize, x: &FxRows<'_>, y: &mut TileMut<'_>);
+
+    /// y\[tokens, columns\] = x · Wᵀ over f32 weights (family `linear_f32`): w packed blocks of 16 rows, k inputs.
+    fn linear_f32_f32(w: &[u8], k: usize, x: &RowsF32<'_>, y: &mut TileMut<'_>);
+    /// As `linear_f32_f32` over f16 weights.
+    fn linear_f16_f32(w: &[u8], k: usize, x: &RowsF32<'_>, y: &mut TileMut<'_>);
+    /// As `linear_f32_f32` over bf16 weights.
+    fn linear_bf16_f32(w: &[u8], k: usize, x: &RowsF32<'_>, y: &mut TileMut<'_>);
+    /// As `linear_f32_f32` over `W8` weights, sums per group of 32.
+    fn linear_w8_f32(w: &[u8], k: usize, x: &RowsF32<'_>, y: &mut TileMut<'_>);
+    /// As `linear_w8_f32` over `W4` weights.
+    fn linear_w4_f32(w: &[u8], k: usize, x: &RowsF32<'_>, y: &mut TileMut<'_>);
+    /// As `linear_w8_f32` over `W4M` weights.
+    fn linear_w4m_f32(w: &[u8], k: usize, x: &RowsF32<'_>, y: &mut TileMut<'_>);
+
+    /// y = f(y), element by element (family `epilogue`).
+    fn unary(kind: Unary, y: &mut [f32]);
+    /// y = f(g) · u.
+    fn glu(kind: Unary, g: &[f32], u: &[f32], y: &mut [f32]);
+    /// y = a + b.
+    fn add(a: &[f32], b: &[f32], y: &mut [f32]);
+    /// y = a · b.
+    fn mul(a: &[f32], b: &[f32], y: &mut [f32]);
+    /// y = y + x.
+    fn add_assign(y: &mut [f32], x: &[f32]);
+
+    /// y = (x · rms) · w, rms = 1 / sqrt(Σx² / n + eps) (family `norm`).
+    fn rms_norm(x: &[f32], w: &[f32], eps: f32, y: &mut [f32]);
+    /// y = (x − mean) · rstd · w + b (family `norm`).
+    fn layer_norm(x: &[f32], w: &[f32], b: &[f32], eps: f32, y: &mut [f32]);
+
+    /// Rotates the pairs (i, i + dims / 2) of every head (family `rope`); cos, sin f32[dims / 2].
+    fn rope_half(x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]);
+    /// Rotates the pairs (2i, 2i + 1) of every head.
+    fn rope_pair(x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]);
+
+    /// Stores a key as position `pos` of a K tile `[d][32]` (family `attention`).
+    fn kv_write_k_f32(tile: &mut [f32], pos: usize, k: &[f32]);
+    /// As `kv_write_k_f32`, rounded to f16.
+    fn kv_write_k_f16(tile: &mut [f16], pos: usize, k: &[f32]);
+    /// Stores a value as position `pos` of a V tile `[32][dv]`.
+    fn kv_write_v_f32(tile: &mut [f32], pos: usize, v: &[f32]);
+    /// As `kv_write_v_f32`, rounded to f16.
+    fn kv_write_v_f16(tile: &mut [f16], pos: usize, v: &[f32]);
+    /// Attention of queries of one key/value head over its tiles (family `attention`).
+    fn attention_f32(
+        q: &RowsF32<'_>, n_pos: &[u32], kv: &KvTiles<'_, f32>, scale: f32, scratch: &mut [f32], out: &mut TileMut<'_>,
+    );
+    /// As `attention_f32` over an f16 cache.
+    fn attention_f16(
+        q: &RowsF32<'_>, n_pos: &[u32], kv: &KvTiles<'_, f16>, scale: f32, scratch: &mut [f32], out: &mut TileMut<'_>,
+    );
+
+    /// Row `lane` of a packed f32 block (family `embed`): out f32[k].
+    fn embed_f32(block: &[u8], k: usize, lane: usize, out: &mut [f32]);
+    /// As `embed_f32` over f16.
+    fn embed_f16(block: &[u8], k: usize, lane: usize, out: &mut [f32]);
+    /// As `embed_f32` over bf16.
+    fn embed_bf16(block: &[u8], k: usize, lane: usize, out: &mut [f32]);
+    /// As `embed_f32` over `W8`.
+    fn embed_w8(block: &[u8], k: usize, lane: usize, out: &mut [f32]);
+    /// As `embed_f32` over `W4`.
+    fn embed_w4(block: &[u8], k: usize, lane: usize, out: &mut [f32]);
+    /// As `embed_f32` over `W4M`.
+    fn embed_w4m(block: &[u8], k: usize, lane: usize, out: &mut [f32]);
+    /// A contiguous f16 row as f32.
+    fn embed_plain_f16(row: &[u8], out: &mut [f32]);
+    /// A contiguous bf16 row as f32.
+    fn embed_plain_bf16(row: &[u8], out: &mut [f32]);
+
+    /// The largest element, ties to the lowest index; a NaN never wins (family `argmax`).
+    fn argmax_f32(x: &[f32]) -> ArgMax;
+    /// The first index whose element is infinite or a NaN.
+    fn first_non_finite(x: &[f32]) -> Option<usize>;
+}
+
+impl KernelTable {
+    /// The best kernel of every row among the tiers of `cpu`.
+    #[must_use]
+    pub fn new(cpu: CpuFeatures) -> Self {
+        #[cfg_attr(
+            not(target_arch = "x86_64"),
+            expect(unused_mut, reason = "only x86-64 has more tiers yet")
+        )]
+        let mut table = plain::table();
+        #[cfg(target_arch = "x86_64")]
+        {
+            if cpu.has_fma() {
+                table = fma::table();
+            }
+            if cpu.has(Isa::Avx2) {
+                table = avx2::table();
+            }
+        }
+        table
+    }
+}

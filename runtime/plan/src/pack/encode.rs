@@ -1,0 +1,236 @@
+//! From stored rows to a packed block: the same exact values in the order of [`crate::pack`].
+//!
+//! Works on one block of 16 rows at a time, so a caller may pack blocks in any order on any number of threads.
+
+use crate::dtype::DType;
+use crate::pack::{LANES, Packing};
+use crate::schema::Weight;
+
+/// Where the stored bytes of a weight's parts come from.
+pub trait PartBytes: Sync {
+    /// All stored bytes of part `index` of the weight that is being packed.
+    fn part(&self, index: usize) -> &[u8];
+}
+
+/// Packs block `block` of `weight` into `out`, or all rows of a [`Packing::Plain`] weight as block 0.
+///
+/// `out`: exactly the bytes of the block. `rows`: scratch, reused between calls.
+///
+/// # Panics
+/// If `parts` or `out` do not have the bytes that `weight` says; callers have validated the plan and its sources.
+pub fn pack_block(weight: &Weight, block: u64, parts: &dyn PartBytes, rows: &mut RowBuffer, out: &mut [u8]) {
+    if weight.packing == Packing::Plain {
+        let row_bytes = plain_row_bytes(weight);
+        for (row, out) in (0..).zip(out.chunks_exact_mut(row_bytes)) {
+            rows.fetch(weight, row, parts);
+            out.copy_from_slice(&rows.bytes);
+        }
+        return;
+    }
+    out.fill(0);
+    let first = block * LANES as u64;
+    for lane in 0..LANES {
+        let row = first + lane as u64;
+        if row < weight.rows {
+            rows.fetch(weight, row, parts);
+            put_row(weight, lane, &rows.bytes, out);
+        }
+    }
+}
+
+fn plain_row_bytes(weight: &Weight) -> usize {
+    let bytes = weight.dtype.row_bytes(weight.cols).expect("a validated weight");
+    usize::try_from(bytes).expect("a row fits in memory")
+}
+
+/// Bytes of one row in the weight's own dtype.
+#[derive(Debug, Default)]
+pub struct RowBuffer {
+    bytes: Vec<u8>,
+}
+
+impl RowBuffer {
+    /// Gathers row `row` of `weight`. A vector is one row, made of all its parts.
+    fn fetch(&mut self, weight: &Weight, row: u64, parts: &dyn PartBytes) {
+        self.bytes.clear();
+        if weight.rows == 1 {
+            for (index, part) in weight.parts.iter().enumerate() {
+                let n = if weight.parts.len() == 1 { weight.cols } else { part.rows };
+                self.append(weight.dtype, part.stored, parts.part(index), n);
+            }
+            return;
+        }
+        let mut first = 0;
+        for (index, part) in weight.parts.iter().enumerate() {
+            if row < first + part.rows {
+                let stored = parts.part(index);
+                if part.transposed {
+                    self.column(weight, part.stored, stored, (row - first, part.rows));
+                } else {
+                    let bytes = part.stored.row_bytes(weight.cols).expect("a validated part");
+                    let at = usize::try_from((row - first) * bytes).expect("a part fits in memory");
+                    let end = at + usize::try_from(bytes).expect("a row fits in memory");
+                    self.append(weight.dtype, part.stored, &stored[at..end], weight.cols);
+                }
+                return;
+            }
+            first += part.rows;
+        }
+        panic!("row {row} of weight '{}' belongs to no part", weight.name);
+    }
+
+    /// Appends `n` stored elements, widened to `dtype` if the file holds a narrower float.
+    fn append(&mut self, dtype: DType, stored: DType, bytes: &[u8], n: u64) {
+        if dtype == stored {
+            self.bytes.extend_from_slice(bytes);
+            return;
+        }
+        assert_eq!(dtype, DType::F32, "only f16 and bf16 are widened, and only to f32");
+        let mut wide = vec![0f32; usize::try_from(n).expect("a row fits in memory")];
+        stored.decode(bytes, &mut wide);
+        wide.iter().for_each(|it| self.bytes.extend_from_slice(&it.to_le_bytes()));
+    }
+
+    /// Appends column `column` of a stored matrix `[cols, columns]`.
+    fn column(&mut self, weight: &Weight, stored: DType, bytes: &[u8], (column, columns): (u64, u64)) {
+        let size = stored.block().expect("a float").bytes as usize;
+        let step = usize::try_from(columns).expect("a row fits in memory") * size;
+        let start = usize::try_from(column).expect("a row fits in memory") * size;
+        for k in 0..usize::try_from(weight.cols).expect("a row fits in memory") {
+            let at = start + k * step;
+            self.append(weight.dtype, stored, &bytes[at..at + size], 1);
+        }
+    }
+}
+
+/// Puts one row in the weight's dtype into lane `lane` of a packed block.
+fn put_row(weight: &Weight, lane: usize, row: &[u8], out: &mut [u8]) {
+    let packing = weight.packing;
+    let k = usize::try_from(weight.cols).expect("a row fits in memory");
+    match packing {
+        Packing::Plain => unreachable!("plain rows are copied"),
+        Packing::F32 => put_elements::<4>(lane, row, out),
+        Packing::F16 | Packing::BF16 => put_elements::<2>(lane, row, out),
+        Packing::W8 => {
+            for (group, block) in row.chunks_exact(34).enumerate() {
+                put_half(packing.payload_bytes(k), group, lane, &block[..2], out);
+                for (i, code) in block[2..].iter().enumerate() {
+                    let k = group * 32 + i;
+                    out[k / 4 * 64 + lane * 4 + k % 4] = *code;
+                }
+            }
+        }
+        Packing::W4 => {
+            for (group, block) in row.chunks_exact(18).enumerate() {
+                put_half(packing.payload_bytes(k), group, lane, &block[..2], out);
+                put_nibbles(group, lane, &block[2..], out);
+            }
+        }
+        Packing::W4M => {
+            for (group, block) in row.chunks_exact(20).enumerate() {
+                put_half(packing.payload_bytes(k), group, lane, &block[..2], out);
+                put_half(packing.minima_at(k), group, lane, &block[2..4], out);
+                put_nibbles(group, lane, &block[4..], out);
+            }
+        }
+    }
+}
+
+fn put_elements<const N: usize>(lane: usize, row: &[u8], out: &mut [u8]) {
+    for (src, dst) in row.chunks_exact(N).zip(out.chunks_exact_mut(N * LANES)) {
+        dst[lane * N..(lane + 1) * N].copy_from_slice(src);
+    }
+}
+
+/// A scale or minimum of group `group`, in the plane that begins at `plane`.
+fn put_half(plane: usize, group: usize, lane: usize, half: &[u8], out: &mut [u8]) {
+    let at = plane + (group * LANES + lane) * 2;
+    out[at..at + 2].copy_from_slice(half);
+}
+
+/// GGML's 16 bytes (element i low, i + 16 high) to `[k/8][16][4]`: low nibbles k … k+3, high nibbles k+4 … k+7.
+fn put_nibbles(group: usize, lane: usize, codes: &[u8], out: &mut [u8]) {
+    let code = |i: usize| if i < 16 { codes[i] & 15 } else { codes[i - 16] >> 4 };
+    for eight in 0..4 {
+        let at = ((group * 4 + eight) * LANES + lane) * 4;
+        for j in 0..4 {
+            out[at + j] = code(eight * 8 + j) | code(eight * 8 + 4 + j) << 4;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schema::Part;
+
+    struct Bytes(Vec<Vec<u8>>);
+    impl PartBytes for Bytes {
+        fn part(&self, index: usize) -> &[u8] {
+            &self.0[index]
+        }
+    }
+
+    fn weight(dtype: DType, packing: Packing, rows: u64, cols: u64, parts: Vec<Part>) -> Weight {
+        let bytes = packing.bytes(rows, cols).unwrap_or(0);
+        Weight { name: "w".into(), dtype, rows, cols, packing, bytes, offset: 0, crc32c: 0, parts }
+    }
+
+    fn part(stored: DType, rows: u64, transposed: bool) -> Part {
+        Part { source: 0, offset: 0, stored, rows, transposed }
+    }
+
+    /// Every stored value is found again at its documented place.
+    #[test]
+    fn nibbles_lie_where_the_table_says() {
+        let row: Vec<u8> = (0..2u8)
+            .flat_map(|r| {
+                let mut block = vec![0, 0x3c, 0, 0x40];
+                block.extend((0..16u8).map(|i| (i & 15) | ((15 - i + r) & 15) << 4));
+                block
+            })
+            .collect();
+        let w = weight(DType::Q4_1, Packing::W4M, 2, 32, vec![part(DType::Q4_1, 2, false)]);
+        let mut out = vec![0xff; w.bytes as usize];
+        pack_block(&w, 0, &Bytes(vec![row.clone()]), &mut RowBuffer::default(), &mut out);
+        for lane in 0..2 {
+            let block = &row[lane * 20..][..20];
+            for k in 0..32 {
+                let expected = if k < 16 { block[4 + k] & 15 } else { block[4 + k - 16] >> 4 };
+                let byte = out[k / 8 * 64 + lane * 4 + k % 4];
+                let found = if k % 8 < 4 { byte & 15 } else { byte >> 4 };
+                assert_eq!(found, expected, "lane {lane} k {k}");
+            }
+            assert_eq!(out[256 + lane * 2..][..2], [0, 0x3c]);
+            assert_eq!(out[256 + 32 + lane * 2..][..2], [0, 0x40]);
+        }
+        assert!(out[8..64].iter().all(|it| *it == 0), "rows past the end are zero");
+    }
+
+    #[test]
+    fn parts_follow_each_other_and_transposes_are_undone() {
+        let a: Vec<u8> = [1f32, 2.0, 3.0, 4.0].iter().flat_map(|it| it.to_le_bytes()).collect();
+        // Stored [k = 2][n = 3]: rows of the weight are its columns.
+        let b: Vec<u8> = [5f32, 6.0, 7.0, 8.0, 9.0, 10.0].iter().flat_map(|it| it.to_le_bytes()).collect();
+        let parts = vec![part(DType::F32, 2, false), part(DType::F32, 3, true)];
+        let w = weight(DType::F32, Packing::F32, 5, 2, parts);
+        let mut out = vec![0; w.bytes as usize];
+        pack_block(&w, 0, &Bytes(vec![a, b]), &mut RowBuffer::default(), &mut out);
+        let at =
+            |k: usize, row: usize| f32::from_le_bytes(out[(k * 16 + row) * 4..][..4].try_into().unwrap());
+        let expected = [[1.0, 2.0], [3.0, 4.0], [5.0, 8.0], [6.0, 9.0], [7.0, 10.0]];
+        for (row, values) in expected.iter().enumerate() {
+            assert_eq!([at(0, row), at(1, row)], *values, "row {row}");
+        }
+    }
+
+    #[test]
+    fn narrow_vectors_are_widened_exactly() {
+        let stored: Vec<u8> =
+            [0.5f32, -3.0].iter().flat_map(|it| half::bf16::from_f32(*it).to_le_bytes()).collect();
+        let w = weight(DType::F32, Packing::Plain, 1, 2, vec![part(DType::BF16, 2, false)]);
+        let mut out = vec![0; 8];
+        pack_block(&w, 0, &Bytes(vec![stored]), &mut RowBuffer::default(), &mut out);
+        assert_eq!(out, [0.5f32.to_le_bytes(), (-3.0f32).to_le_bytes()].concat());
+    }
+}

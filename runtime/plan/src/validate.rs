@@ -1,0 +1,329 @@
+//! Structural bounds on a plan: what every load checks before a byte of it is used.
+//!
+//! Invariants: after [`validate`] succeeds
+//! - every id is in range and every operand lies inside its space at the largest T and R;
+//! - no space holds two things on the same byte: weights, states and ports are disjoint, and aligned to 64 bytes;
+//! - each step's operands have the number, dtypes and shapes that its kind takes, no step writes a weight or an input, and
+//!   a result lies over an operand only where the kind allows it;
+//! - indices that a kernel follows (token, row, position, wanted token) come from the caller's ports, never from memory
+//!   that a plan can leave unset.
+//!
+//! So a hostile plan gets an error, never a fault. Deliberately absent: whether the plan computes the model (`codegen::check`).
+
+mod space;
+mod step;
+
+use std::fmt;
+
+use crate::schema::{Plan, PortName, StateKind, VERSION};
+use crate::{DType, Packing};
+
+/// Most steps of all programs together.
+pub const MAX_STEPS: usize = 1 << 18;
+/// Most weights, states or sources.
+pub const MAX_ENTITIES: usize = 1 << 20;
+/// Most tokens or wanted rows of one call, and most positions of a row.
+pub const MAX_TOKENS: u32 = 1 << 24;
+/// Most bytes of one space.
+pub const MAX_SPACE: u64 = 1 << 56;
+/// Errors after which validation stops looking.
+const MAX_ERRORS: usize = 64;
+/// Offsets of weights, states and ports are multiples of this many bytes.
+const ALIGN: u64 = 64;
+
+/// What is wrong with a plan, and where.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{at}: {what}")]
+pub struct ValidateError {
+    /// The entity at fault.
+    pub at: At,
+    /// A sentence with found and expected.
+    pub what: String,
+}
+
+/// An entity of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// The plan as a whole.
+    Plan,
+    /// A source by index.
+    Source(usize),
+    /// A weight by index.
+    Weight(usize),
+    /// A state by index.
+    State(usize),
+    /// A port by index.
+    Port(usize),
+    /// A program by index.
+    Program(usize),
+    /// A step of a program, both by index.
+    Step {
+        /// The program.
+        program: usize,
+        /// The step in it.
+        step: usize,
+    },
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plan => f.write_str("plan"),
+            Self::Source(i) => write!(f, "source {i}"),
+            Self::Weight(i) => write!(f, "weight {i}"),
+            Self::State(i) => write!(f, "state {i}"),
+            Self::Port(i) => write!(f, "port {i}"),
+            Self::Program(i) => write!(f, "program {i}"),
+            Self::Step { program, step } => write!(f, "program {program} step {step}"),
+        }
+    }
+}
+
+/// Checks the structure of `plan`; see the module for what then holds.
+///
+/// # Errors
+/// All errors in plan order, at most 64; one a step.
+pub fn validate(plan: &Plan) -> Result<(), Vec<ValidateError>> {
+    let mut report = Report { errors: Vec::new() };
+    counts(plan, &mut report);
+    if report.errors.is_empty() {
+        options(plan, &mut report);
+        sources(plan, &mut report);
+        weights(plan, &mut report);
+        states(plan, &mut report);
+        ports(plan, &mut report);
+        programs(plan, &mut report);
+    }
+    if report.errors.is_empty() { Ok(()) } else { Err(report.errors) }
+}
+
+/// A check of one entity: nothing, or the sentence.
+type Checked = Result<(), String>;
+
+struct Report {
+    errors: Vec<ValidateError>,
+}
+
+impl Report {
+    fn add(&mut self, at: At, what: String) {
+        if self.errors.len() < MAX_ERRORS {
+            self.errors.push(ValidateError { at, what });
+        }
+    }
+
+    fn check(&mut self, at: At, checked: Checked) {
+        if let Err(what) = checked {
+            self.add(at, what);
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.errors.len() >= MAX_ERRORS
+    }
+}
+
+/// `what` unless `holds`; the sentence is only made when it is needed.
+fn ensure(holds: bool, what: impl FnOnce() -> String) -> Checked {
+    if holds { Ok(()) } else { Err(what()) }
+}
+
+fn counts(plan: &Plan, report: &mut Report) {
+    let most = |name: &str, found: usize, most: usize| {
+        ensure(found <= most, || format!("{found} {name}, at most {most}"))
+    };
+    let steps = plan.programs.iter().fold(0usize, |sum, it| sum.saturating_add(it.steps.len()));
+    let version = ensure(plan.version == VERSION, || {
+        format!("schema version {}, this build reads {VERSION}", plan.version)
+    });
+    report.check(At::Plan, version);
+    report.check(At::Plan, most("sources", plan.sources.len(), MAX_ENTITIES));
+    report.check(At::Plan, most("weights", plan.weights.len(), MAX_ENTITIES));
+    report.check(At::Plan, most("states", plan.states.len(), MAX_ENTITIES));
+    report.check(At::Plan, most("ports", plan.ports.len(), PortName::ALL.len()));
+    report.check(At::Plan, most("programs", plan.programs.len(), 16));
+    report.check(At::Plan, most("steps", steps, MAX_STEPS));
+}
+
+fn options(plan: &Plan, report: &mut Report) {
+    let it = &plan.options;
+    for (name, n) in [("ctx", it.ctx), ("batch", it.batch), ("chunk", it.chunk), ("want", it.want)] {
+        let bounded =
+            ensure((1..=MAX_TOKENS).contains(&n), || format!("{name} = {n}, expected 1 … {MAX_TOKENS}"));
+        report.check(At::Plan, bounded);
+    }
+    let kv = ensure(is_cache_dtype(it.kv), || format!("caches of {}, expected f32 or f16", it.kv.name()));
+    report.check(At::Plan, kv);
+    let memory = &plan.memory;
+    let spaces = [
+        ("weights", memory.weights),
+        ("states", memory.states),
+        ("scratch", memory.scratch),
+        ("io", memory.io),
+        ("thread", memory.thread),
+        ("text", memory.text),
+    ];
+    for (name, bytes) in spaces {
+        let bounded =
+            ensure(bytes <= MAX_SPACE, || format!("{name} memory of {bytes} bytes, at most {MAX_SPACE}"));
+        report.check(At::Plan, bounded);
+    }
+    let bound = ensure(memory.scratch_lower_bound <= memory.scratch, || {
+        format!(
+            "scratch of {} bytes is less than its lower bound {}",
+            memory.scratch, memory.scratch_lower_bound
+        )
+    });
+    report.check(At::Plan, bound);
+}
+
+const fn is_cache_dtype(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16)
+}
+
+fn sources(plan: &Plan, report: &mut Report) {
+    for (i, source) in plan.sources.iter().enumerate() {
+        let hash = &source.header_sha256;
+        let is_hex = hash.len() == 64 && hash.bytes().all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f'));
+        report.check(
+            At::Source(i),
+            ensure(is_hex, || format!("header_sha256 '{hash}' is not 64 lower-case hex digits")),
+        );
+    }
+}
+
+fn weights(plan: &Plan, report: &mut Report) {
+    for i in 0..plan.weights.len() {
+        report.check(At::Weight(i), weight(plan, i));
+    }
+    let ranges = plan.weights.iter().map(|it| (it.offset, it.bytes));
+    space::disjoint(ranges, plan.memory.weights, At::Weight, report);
+}
+
+/// The size of a weight in its layout, and where its parts lie in their sources.
+fn weight(plan: &Plan, i: usize) -> Checked {
+    let it = &plan.weights[i];
+    let dtype = it.dtype.name();
+    ensure(it.dtype.is_float() || it.dtype.is_integer_weight(), || format!("{dtype} holds no weights"))?;
+    for (name, n) in [("rows", it.rows), ("cols", it.cols)] {
+        ensure((1..=u64::from(u32::MAX)).contains(&n), || format!("{name} = {n}, expected 1 … 2^32 − 1"))?;
+    }
+    let row =
+        it.dtype.row_bytes(it.cols).ok_or_else(|| format!("{} columns are no blocks of {dtype}", it.cols))?;
+    let expected = if it.packing == Packing::Plain {
+        it.rows.checked_mul(row)
+    } else {
+        ensure(Packing::of(it.dtype) == Some(it.packing), || {
+            format!("{dtype} packed as {}", it.packing.name())
+        })?;
+        it.packing.bytes(it.rows, it.cols)
+    };
+    ensure(expected == Some(it.bytes), || {
+        format!(
+            "{} bytes, but {} × {} of {dtype} as {} take {expected:?}",
+            it.bytes,
+            it.rows,
+            it.cols,
+            it.packing.name()
+        )
+    })?;
+    let mut rows = 0u64;
+    for part in &it.parts {
+        let source = plan.sources.get(part.source as usize);
+        let source = source.ok_or_else(|| format!("source {} of {}", part.source, plan.sources.len()))?;
+        let stored = part.stored.name();
+        let is_widened = it.dtype == DType::F32 && part.stored.is_float();
+        ensure(part.stored == it.dtype || is_widened, || format!("{stored} stored for a weight of {dtype}"))?;
+        ensure(!part.transposed || part.stored.is_float(), || format!("a transposed part of {stored}"))?;
+        let bytes = part.stored.row_bytes(it.cols).and_then(|row| row.checked_mul(part.rows));
+        let end = bytes.and_then(|it| it.checked_add(part.offset));
+        ensure(end.is_some_and(|end| end <= source.bytes), || {
+            format!("{} rows at byte {} leave a source of {} bytes", part.rows, part.offset, source.bytes)
+        })?;
+        rows = rows.saturating_add(part.rows);
+    }
+    ensure(rows == it.rows, || format!("the parts have {rows} rows, the weight {}", it.rows))
+}
+
+fn states(plan: &Plan, report: &mut Report) {
+    for i in 0..plan.states.len() {
+        report.check(At::State(i), state(plan, i));
+    }
+    let ranges = plan.states.iter().map(|it| (it.offset, it.bytes));
+    space::disjoint(ranges, plan.memory.states, At::State, report);
+}
+
+/// A cache has room for every row and position that the options promise.
+fn state(plan: &Plan, i: usize) -> Checked {
+    let it = &plan.states[i];
+    let [rows, positions, heads, d] = it.shape;
+    match it.kind {
+        StateKind::Keys | StateKind::Values => {}
+    }
+    ensure(is_cache_dtype(it.dtype), || format!("a cache of {}, expected f32 or f16", it.dtype.name()))?;
+    ensure(rows == plan.options.batch, || format!("{rows} rows, the options say {}", plan.options.batch))?;
+    ensure(positions.is_multiple_of(crate::schema::KV_TILE), || {
+        format!("{positions} positions, expected a multiple of {}", crate::schema::KV_TILE)
+    })?;
+    ensure(positions >= plan.options.ctx, || {
+        format!("{positions} positions, the options say {}", plan.options.ctx)
+    })?;
+    ensure(heads > 0 && d > 0, || format!("{heads} heads of {d}"))?;
+    let elems = [positions, heads, d].iter().try_fold(u64::from(rows), |n, it| n.checked_mul(u64::from(*it)));
+    let expected = elems.and_then(|n| it.dtype.row_bytes(n));
+    ensure(expected == Some(it.bytes), || format!("{} bytes, the shape takes {expected:?}", it.bytes))
+}
+
+fn ports(plan: &Plan, report: &mut Report) {
+    let tokens = plan.programs.iter().map(|it| it.tokens).max().unwrap_or(0);
+    let want = plan.programs.iter().map(|it| it.want).max().unwrap_or(0);
+    for (i, port) in plan.ports.iter().enumerate() {
+        let name = port.name.name();
+        let (dtype, cols, rows) = match port.name {
+            PortName::Token | PortName::Row | PortName::Pos => (DType::I32, 1, tokens),
+            PortName::Want | PortName::Next | PortName::Finite => (DType::I32, 1, want),
+            PortName::Logits => (DType::F32, plan.model.vocab, want),
+        };
+        let shape = ensure(port.dtype == dtype && port.cols == cols && cols > 0, || {
+            format!("{name} is {}[_, {}], expected {}[_, {cols}]", port.dtype.name(), port.cols, dtype.name())
+        });
+        report.check(At::Port(i), shape);
+        let room = ensure(port.rows >= rows.max(1), || {
+            format!("{name} has {} rows, programs use {rows}", port.rows)
+        });
+        report.check(At::Port(i), room);
+        let twice = plan.ports[..i].iter().any(|it| it.name == port.name);
+        report.check(At::Port(i), ensure(!twice, || format!("{name} is declared twice")));
+    }
+    let ranges = plan.ports.iter().map(|it| (it.offset, u64::from(it.rows) * u64::from(it.cols) * 4));
+    space::disjoint(ranges, plan.memory.io, At::Port, report);
+}
+
+fn programs(plan: &Plan, report: &mut Report) {
+    for (i, program) in plan.programs.iter().enumerate() {
+        let at = At::Program(i);
+        let twice = plan.programs[..i].iter().any(|it| it.name == program.name);
+        report.check(at, ensure(!twice, || format!("'{}' is declared twice", program.name)));
+        for (name, n) in [("tokens", program.tokens), ("want", program.want)] {
+            report.check(
+                at,
+                ensure((1..=MAX_TOKENS).contains(&n), || format!("{name} = {n}, expected 1 … {MAX_TOKENS}")),
+            );
+        }
+    }
+    if !report.errors.is_empty() {
+        // Sizes at the largest T and R mean nothing yet.
+        return;
+    }
+    for (i, program) in plan.programs.iter().enumerate() {
+        for (j, it) in program.steps.iter().enumerate() {
+            report.check(At::Step { program: i, step: j }, step::check(plan, program, it));
+            if report.is_full() {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "validate/tests.rs"]
+mod tests;

@@ -1,0 +1,291 @@
+//! The four spaces of a session, and the views that steps get of them.
+//!
+//! Invariants
+//! - every view lies inside its space: [`waste_plan::validate`] bounded all operands for the largest call, and counts of a
+//!   call never exceed those (the session checks);
+//! - two threads never hold views of which one is writable and shares a byte with the other: tiles of one step are disjoint
+//!   in what they write, and a barrier stands between steps that share written bytes. The plan checker proves the latter for
+//!   every plan that the compiler makes; a forged plan can race, which spoils numbers but not memory: views never leave
+//!   their space, and all element types accept all bits.
+//!
+//! All unsafe casts of the runtime's arenas are here.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use half::f16;
+use waste_kernels::{FxRowMut, FxRows, RowsF32, TileMut};
+use waste_plan::schema::{Operand, Place, Plan, Rows};
+
+use crate::error::RuntimeError;
+use crate::exec::CacheShape;
+use crate::weights::WeightBytes;
+
+/// Alignment of every space: a page, so that 64-byte offsets stay aligned.
+const ALIGN: usize = 4096;
+
+/// An owned, zeroed, page-aligned allocation.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    ptr: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: a buffer is plain memory; who may touch which bytes is the module invariant.
+unsafe impl Send for Buffer {}
+// SAFETY: as above.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// `bytes` zeroed bytes; the system hands pages out when they are first touched.
+    pub(crate) fn new(bytes: u64, what: &'static str) -> Result<Self, RuntimeError> {
+        let error = || RuntimeError::Allocation { bytes, what };
+        let size = usize::try_from(bytes.max(1)).map_err(|_| error())?;
+        let layout = Layout::from_size_align(size, ALIGN).map_err(|_| error())?;
+        // SAFETY: the size is not zero.
+        let ptr = unsafe { alloc_zeroed(layout) };
+        Ok(Self { ptr: NonNull::new(ptr).ok_or_else(error)?, layout })
+    }
+
+    /// The bytes, for filling before any view exists.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the allocation is initialised (zeroed) and exclusively borrowed.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.layout.size()) }
+    }
+
+    /// The bytes of a buffer that nobody writes any more.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: the allocation is initialised (zeroed), and only `bytes_mut` and views of scratch, io and states write.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.layout.size()) }
+    }
+
+    fn at(&self, offset: u64, bytes: u64) -> *mut u8 {
+        let end = offset.checked_add(bytes).expect("validated ranges");
+        assert!(
+            end <= self.layout.size() as u64,
+            "{offset} + {bytes} leave a space of {}",
+            self.layout.size()
+        );
+        let offset = usize::try_from(offset).expect("inside the space");
+        // SAFETY: `offset` is at most the size of the allocation.
+        unsafe { self.ptr.as_ptr().add(offset) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `new` with this layout.
+        unsafe { dealloc(self.ptr.as_ptr(), self.layout) }
+    }
+}
+
+/// The sizes of one call: how many tokens, how many wanted rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) tokens: u32,
+    pub(crate) want: u32,
+}
+
+impl Call {
+    /// Rows of `rows` in this call.
+    pub(crate) fn rows(self, rows: Rows) -> usize {
+        usize::try_from(rows.count(self.tokens, self.want)).expect("validated row counts")
+    }
+}
+
+/// Scratch, io, states and weights of a session.
+#[derive(Debug)]
+pub(crate) struct Spaces {
+    scratch: Buffer,
+    io: Buffer,
+    states: Buffer,
+    weights: WeightBytes,
+    /// Offset and bytes of each weight and state.
+    weight_at: Vec<(u64, u64)>,
+    state_at: Vec<(u64, u64)>,
+    caches: Vec<CacheShape>,
+}
+
+impl Spaces {
+    /// Allocates the spaces of a validated plan.
+    pub(crate) fn new(plan: &Plan, weights: WeightBytes) -> Result<Self, RuntimeError> {
+        Ok(Self {
+            scratch: Buffer::new(plan.memory.scratch, "scratch")?,
+            io: Buffer::new(plan.memory.io, "logits and inputs")?,
+            states: Buffer::new(plan.memory.states, "states")?,
+            weights,
+            weight_at: plan.weights.iter().map(|it| (it.offset, it.bytes)).collect(),
+            state_at: plan.states.iter().map(|it| (it.offset, it.bytes)).collect(),
+            caches: plan.states.iter().map(CacheShape::of).collect(),
+        })
+    }
+
+    /// The geometry of state `id`.
+    pub(crate) fn cache_shape(&self, id: u32) -> CacheShape {
+        self.caches[id as usize]
+    }
+
+    /// The io port at `offset`, `n` i32 elements, writable.
+    pub(crate) fn port_i32s_mut(&mut self, offset: u64, n: usize) -> &mut [i32] {
+        let ptr = self.io.at(offset, n as u64 * 4);
+        // SAFETY: in bounds by `at`, aligned since ports start at multiples of 64; exclusive by `&mut self`.
+        unsafe { std::slice::from_raw_parts_mut(ptr.cast(), n) }
+    }
+
+    /// The io port at `offset`, `n` i32 elements.
+    pub(crate) fn port_i32s(&self, offset: u64, n: usize) -> &[i32] {
+        let ptr = self.io.at(offset, n as u64 * 4);
+        // SAFETY: in bounds by `at`, aligned as above; no step runs while the session is borrowed for this.
+        unsafe { std::slice::from_raw_parts(ptr.cast_const().cast(), n) }
+    }
+
+    /// The io port at `offset`, `n` f32 elements.
+    pub(crate) fn port_f32s(&self, offset: u64, n: usize) -> &[f32] {
+        let ptr = self.io.at(offset, n as u64 * 4);
+        // SAFETY: as in `port_i32s`.
+        unsafe { std::slice::from_raw_parts(ptr.cast_const().cast(), n) }
+    }
+
+    /// The packed bytes of weight `id`.
+    pub(crate) fn weight(&self, id: u32) -> &[u8] {
+        let (offset, bytes) = self.weight_at[id as usize];
+        let range = |it: u64| usize::try_from(it).expect("validated weights fit in memory");
+        &self.weights.bytes()[range(offset)..range(offset + bytes)]
+    }
+
+    /// The packed bytes of the weight that `operand` names.
+    pub(crate) fn weight_of(&self, operand: &Operand) -> &[u8] {
+        let Place::Weight(id) = operand.place else { panic!("{:?} is no weight", operand.place) };
+        self.weight(id)
+    }
+
+    /// First byte of rows `rows` of an operand in scratch or io, after a bounds check.
+    fn rows_at(&self, operand: &Operand, rows: &Range<usize>) -> (*mut u8, usize) {
+        let (space, offset) = match operand.place {
+            Place::Scratch(offset) => (&self.scratch, offset),
+            Place::Io(offset) => (&self.io, offset),
+            Place::Weight(_) | Place::State(_) => panic!("{:?} has no rows", operand.place),
+        };
+        let span = operand.span(rows.len() as u64).expect("validated spans");
+        let start = offset + rows.start as u64 * operand.stride;
+        (space.at(start, span), usize::try_from(span).expect("validated spans fit in memory"))
+    }
+
+    /// Rows of an f32 operand: activations, or a plain f32 vector among the weights.
+    pub(crate) fn f32_rows(&self, operand: &Operand, rows: Range<usize>) -> RowsF32<'_> {
+        let cols = operand.cols as usize;
+        if let Place::Weight(id) = operand.place {
+            return RowsF32::new(f32s(self.weight(id)), 1, cols, cols);
+        }
+        let n = rows.len();
+        let (ptr, span) = self.rows_at(operand, &rows);
+        // SAFETY: in bounds by `rows_at`; aligned since offsets and strides are multiples of 4 (validated); no writer (module invariant).
+        let data = unsafe { std::slice::from_raw_parts(ptr.cast::<f32>().cast_const(), span / 4) };
+        RowsF32::new(data, n, cols, operand.stride as usize / 4)
+    }
+
+    /// One row of an f32 operand.
+    pub(crate) fn f32_row(&self, operand: &Operand, row: usize) -> &[f32] {
+        self.f32_rows(operand, row..row + 1).row(0)
+    }
+
+    /// An i32 vector of `n` elements in io or scratch.
+    pub(crate) fn i32s(&self, operand: &Operand, n: usize) -> &[i32] {
+        let (ptr, span) = self.rows_at(operand, &(0..n));
+        // SAFETY: in bounds by `rows_at`, 4-byte aligned, no writer (module invariant).
+        unsafe { std::slice::from_raw_parts(ptr.cast::<i32>().cast_const(), span / 4) }
+    }
+
+    /// Element `row` of an i32 vector, writable.
+    pub(crate) fn i32_mut(&self, operand: &Operand, row: usize) -> &mut i32 {
+        let (ptr, _) = self.rows_at(operand, &(row..row + 1));
+        // SAFETY: in bounds by `rows_at`, 4-byte aligned, and only the tile of this row writes it (module invariant).
+        unsafe { &mut *ptr.cast::<i32>() }
+    }
+
+    /// A writable tile of an f32 operand.
+    pub(crate) fn tile(&self, operand: &Operand, rows: Range<usize>, cols: Range<usize>) -> TileMut<'_> {
+        assert!(cols.end <= operand.cols as usize, "columns {cols:?} of {}", operand.cols);
+        let (ptr, _) = self.rows_at(operand, &rows);
+        // SAFETY: `rows_at` bounded whole rows, and `cols` lie inside a row.
+        let ptr = unsafe { ptr.cast::<f32>().add(cols.start) };
+        // SAFETY: in bounds and aligned as above; exclusive since tiles of a step are disjoint (module invariant).
+        unsafe { TileMut::from_raw(ptr, rows.len(), cols.len(), operand.stride as usize / 4) }
+    }
+
+    /// Rows of quantised activations.
+    pub(crate) fn fx_rows(&self, operand: &Operand, rows: Range<usize>) -> FxRows<'_> {
+        let n = rows.len();
+        let (ptr, span) = self.rows_at(operand, &rows);
+        // SAFETY: in bounds by `rows_at`; no writer (module invariant).
+        let data = unsafe { std::slice::from_raw_parts(ptr.cast_const(), span) };
+        let layout = operand.dtype.fx().expect("a validated fx operand");
+        FxRows::new(data, n, operand.cols as usize, operand.stride as usize, layout)
+    }
+
+    /// One row of quantised activations, writable.
+    pub(crate) fn fx_row_mut(&self, operand: &Operand, row: usize) -> FxRowMut<'_> {
+        let (ptr, span) = self.rows_at(operand, &(row..row + 1));
+        // SAFETY: in bounds by `rows_at`; only the tile of this row writes it (module invariant).
+        let data = unsafe { std::slice::from_raw_parts_mut(ptr, span) };
+        FxRowMut::new(data, operand.cols as usize, operand.dtype.fx().expect("a validated fx operand"))
+    }
+
+    /// Elements `range` of a state.
+    pub(crate) fn state<T: CacheElem>(&self, id: u32, range: Range<usize>) -> &[T] {
+        let (ptr, n) = self.state_at::<T>(id, &range);
+        // SAFETY: in bounds by `state_at`, aligned since states start at multiples of 64; no writer (module invariant).
+        unsafe { std::slice::from_raw_parts(ptr.cast_const(), n) }
+    }
+
+    /// Elements `range` of a state, writable.
+    pub(crate) fn state_mut<T: CacheElem>(&self, id: u32, range: Range<usize>) -> &mut [T] {
+        let (ptr, n) = self.state_at::<T>(id, &range);
+        // SAFETY: as in `state`, and only one tile of `kv_append` writes a given token's head (module invariant).
+        unsafe { std::slice::from_raw_parts_mut(ptr, n) }
+    }
+
+    fn state_at<T>(&self, id: u32, range: &Range<usize>) -> (*mut T, usize) {
+        let (offset, bytes) = self.state_at[id as usize];
+        let size = size_of::<T>() as u64;
+        assert!(
+            range.start <= range.end && range.end as u64 * size <= bytes,
+            "{range:?} of a state of {bytes} bytes"
+        );
+        let ptr = self.states.at(offset + range.start as u64 * size, range.len() as u64 * size);
+        (ptr.cast(), range.len())
+    }
+}
+
+/// Element types of caches; all bit patterns are values.
+pub(crate) trait CacheElem: Copy {}
+impl CacheElem for f32 {}
+impl CacheElem for f16 {}
+
+/// Little-endian f32 bytes as numbers.
+///
+/// # Panics
+/// If they are not 4-byte aligned; weights start at multiples of 64.
+pub(crate) fn f32s(bytes: &[u8]) -> &[f32] {
+    // SAFETY: all bit patterns are valid f32.
+    let (head, body, tail) = unsafe { bytes.align_to::<f32>() };
+    assert!(head.is_empty() && tail.is_empty(), "an aligned f32 vector");
+    body
+}
+
+/// Scratch of one thread: f32 elements, 64-byte aligned.
+#[derive(Debug)]
+pub(crate) struct ThreadScratch(Buffer);
+
+impl ThreadScratch {
+    pub(crate) fn new(bytes: u64) -> Result<Self, RuntimeError> {
+        Buffer::new(bytes.next_multiple_of(64), "thread scratch").map(Self)
+    }
+
+    pub(crate) fn f32s(&mut self) -> &mut [f32] {
+        // SAFETY: all bit patterns are valid f32, and the buffer is page-aligned.
+        let (_, body, _) = unsafe { self.0.bytes_mut().align_to_mut::<f32>() };
+        body
+    }
+}

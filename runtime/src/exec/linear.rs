@@ -1,0 +1,135 @@
+//! Linears: packed weight blocks times activations, then the epilogue on the tile while it is in the first-level cache.
+
+use waste_kernels::{KernelTable, TileMut};
+use waste_plan::schema::{Operand, Place, Plan, Step, StepKind};
+use waste_plan::{Act, DType, LANES, Packing};
+
+use super::{Exec, Part, act_kernel};
+
+/// Which kernel multiplies weights of a packing with activations of a dtype; `None` if there is none.
+pub(crate) fn has_kernel(packing: Packing, x: DType) -> bool {
+    match packing {
+        Packing::W8 | Packing::W4 | Packing::W4M => x == DType::F32 || x.fx().is_some(),
+        Packing::F32 | Packing::F16 | Packing::BF16 => x == DType::F32,
+        Packing::Plain => false,
+    }
+}
+
+/// The packing of every linear of `plan` for which there is no kernel, by weight index.
+pub(crate) fn missing_kernels(plan: &Plan) -> Vec<(usize, DType)> {
+    let steps = plan.programs.iter().flat_map(|it| &it.steps);
+    let linears = steps.filter(|it| matches!(it.kind, StepKind::Linear { .. } | StepKind::LinearGlu { .. }));
+    linears
+        .filter_map(|step| match step.reads[1].place {
+            Place::Weight(id) => Some((id as usize, step.reads[0].dtype)),
+            Place::Scratch(_) | Place::Io(_) | Place::State(_) => None,
+        })
+        .filter(|(id, x)| !has_kernel(plan.weights[*id].packing, *x))
+        .collect()
+}
+
+impl Exec<'_> {
+    pub(super) fn linear(
+        &self,
+        step: &Step,
+        part: Part,
+        (act, bias, residual): (Act, bool, bool),
+        scratch: &mut [f32],
+    ) {
+        let out = &step.writes[0];
+        if !residual {
+            let mut y = self.spaces.tile(out, part.rows.clone(), part.cols.clone());
+            self.product(step, 1, &part, &mut y);
+            self.bias_act(step, &part, (act, bias), &mut y);
+            return;
+        }
+        // The result may lie over the residual, so the product goes to scratch first.
+        let (rows, cols) = (part.rows.len(), part.cols.len());
+        let mut product = TileMut::from_slice(&mut scratch[..rows * cols], rows, cols, cols);
+        self.product(step, 1, &part, &mut product);
+        self.bias_act(step, &part, (act, bias), &mut product);
+        let residual = &step.reads[2 + usize::from(bias)];
+        let is_in_place = residual.place == out.place;
+        let mut y = self.spaces.tile(out, part.rows.clone(), part.cols.clone());
+        for t in 0..rows {
+            if is_in_place {
+                self.table.add_assign(y.row_mut(t), product.row_mut(t));
+            } else {
+                let residual = &self.spaces.f32_row(residual, part.rows.start + t)[part.cols.clone()];
+                self.table.add(product.row_mut(t), residual, y.row_mut(t));
+            }
+        }
+    }
+
+    pub(super) fn linear_glu(&self, step: &Step, part: Part, (act, quant): (Act, bool), scratch: &mut [f32]) {
+        let (rows, cols) = (part.rows.len(), part.cols.len());
+        let (gate, up) = scratch[..2 * rows * cols].split_at_mut(rows * cols);
+        let mut gate = TileMut::from_slice(gate, rows, cols, cols);
+        self.product(step, 1, &part, &mut gate);
+        let mut up = TileMut::from_slice(up, rows, cols, cols);
+        self.product(step, 2, &part, &mut up);
+        assert!(!quant, "resolved at open: a quantised gated linear has no kernel yet");
+        let mut y = self.spaces.tile(&step.writes[0], part.rows, part.cols);
+        for t in 0..rows {
+            self.glu(act, gate.row_mut(t), up.row_mut(t), y.row_mut(t));
+        }
+    }
+
+    fn bias_act(&self, step: &Step, part: &Part, (act, bias): (Act, bool), y: &mut TileMut<'_>) {
+        let bias = bias.then(|| &self.spaces.f32_row(&step.reads[2], 0)[part.cols.clone()]);
+        let act = act_kernel(act);
+        if bias.is_none() && act.is_none() {
+            return;
+        }
+        for t in 0..y.rows() {
+            if let Some(bias) = bias {
+                self.table.add_assign(y.row_mut(t), bias);
+            }
+            if let Some(act) = act {
+                self.table.unary(act, y.row_mut(t));
+            }
+        }
+    }
+
+    /// y = x · wᵀ for the weight at read `slot`, rows and columns of `part`.
+    fn product(&self, step: &Step, slot: usize, part: &Part, y: &mut TileMut<'_>) {
+        let (x, weight) = (&step.reads[0], &step.reads[slot]);
+        let k = x.cols as usize;
+        let packing = Packing::of(weight.dtype).expect("a validated weight");
+        let block = packing.block_bytes(k);
+        let blocks = part.cols.start / LANES * block..part.cols.end.div_ceil(LANES) * block;
+        let w = &self.spaces.weight_of(weight)[blocks];
+        self.multiply(packing, w, x, part, y);
+    }
+
+    fn multiply(&self, packing: Packing, w: &[u8], x: &Operand, part: &Part, y: &mut TileMut<'_>) {
+        let k = x.cols as usize;
+        let table: &KernelTable = self.table;
+        if x.dtype == DType::F32 {
+            let x = self.spaces.f32_rows(x, part.rows.clone());
+            return match packing {
+                Packing::F32 => table.linear_f32_f32(w, k, &x, y),
+                Packing::F16 => table.linear_f16_f32(w, k, &x, y),
+                Packing::BF16 => table.linear_bf16_f32(w, k, &x, y),
+                Packing::W8 => table.linear_w8_f32(w, k, &x, y),
+                Packing::W4 => table.linear_w4_f32(w, k, &x, y),
+                Packing::W4M => table.linear_w4m_f32(w, k, &x, y),
+                Packing::Plain => unreachable!("resolved at open"),
+            };
+        }
+        let dtype = x.dtype;
+        let x = self.spaces.fx_rows(x, part.rows.clone());
+        match (packing, dtype) {
+            (Packing::W8, DType::Fx24) => table.linear_w8_fixed24(w, k, &x, y),
+            (Packing::W8, DType::Fx16) => table.linear_w8_fixed16(w, k, &x, y),
+            (Packing::W8, DType::Fx8) => table.linear_w8_fixed8(w, k, &x, y),
+            (Packing::W4, DType::Fx24) => table.linear_w4_fixed24(w, k, &x, y),
+            (Packing::W4, DType::Fx16) => table.linear_w4_fixed16(w, k, &x, y),
+            (Packing::W4, DType::Fx8) => table.linear_w4_fixed8(w, k, &x, y),
+            (Packing::W4M, DType::Fx24) => table.linear_w4m_fixed24(w, k, &x, y),
+            (Packing::W4M, DType::Fx16) => table.linear_w4m_fixed16(w, k, &x, y),
+            (Packing::W4M, DType::Fx8) => table.linear_w4m_fixed8(w, k, &x, y),
+            _ => unreachable!("resolved at open"),
+        }
+    }
+}

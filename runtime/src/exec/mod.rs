@@ -1,0 +1,130 @@
+//! Carrying out steps: one tile of one step at a time, one arm a step kind.
+//!
+//! Invariants
+//! - a tile writes only its rows and columns of the step's results;
+//! - nothing here allocates; a thread's scratch is sized by the plan;
+//! - steps were resolved at open, so no kernel can be missing here.
+
+mod attention;
+mod linear;
+mod rows;
+
+use std::ops::Range;
+
+use waste_kernels::{KernelTable, Unary};
+use waste_plan::schema::{Place, Step, StepKind};
+use waste_plan::{Act, DType, UnaryKind};
+
+use crate::arena::{Call, Spaces};
+pub(crate) use attention::CacheShape;
+pub(crate) use linear::missing_kernels;
+
+/// What every tile of a call needs.
+pub(crate) struct Exec<'a> {
+    pub(crate) spaces: &'a Spaces,
+    pub(crate) table: &'a KernelTable,
+    pub(crate) call: Call,
+}
+
+/// A tile: rows and columns of a step's first result.
+pub(crate) struct Part {
+    pub(crate) rows: Range<usize>,
+    pub(crate) cols: Range<usize>,
+}
+
+/// Rows and columns that a step's tiles cover: those of its result, or of the appended tokens for a cache.
+fn extent(step: &Step, call: Call) -> (usize, usize) {
+    let shape = if matches!(step.kind, StepKind::KvAppend) { &step.reads[0] } else { &step.writes[0] };
+    (call.rows(shape.rows), shape.cols as usize)
+}
+
+/// The number of tiles of `step` in a call.
+pub(crate) fn n_tiles(step: &Step, call: Call) -> usize {
+    let (rows, cols) = extent(step, call);
+    rows.div_ceil(step.tile.rows as usize) * cols.div_ceil(step.tile.cols as usize)
+}
+
+/// Tile `index` of `step`: columns vary fastest, so that tiles which follow each other share activations.
+fn part(step: &Step, call: Call, index: usize) -> Part {
+    let (rows, cols) = extent(step, call);
+    let (tile_rows, tile_cols) = (step.tile.rows as usize, step.tile.cols as usize);
+    let across = cols.div_ceil(tile_cols);
+    let (row, col) = (index / across * tile_rows, index % across * tile_cols);
+    Part { rows: row..(row + tile_rows).min(rows), cols: col..(col + tile_cols).min(cols) }
+}
+
+impl Exec<'_> {
+    /// Carries out tile `index` of `step`.
+    pub(crate) fn tile(&self, step: &Step, index: usize, scratch: &mut [f32]) {
+        let part = part(step, self.call, index);
+        match &step.kind {
+            StepKind::Embed => self.embed(step, part),
+            StepKind::QuantAct { .. } => self.quant_act(step, part),
+            StepKind::Linear { act, bias, residual } => {
+                self.linear(step, part, (*act, *bias, *residual), scratch);
+            }
+            StepKind::LinearGlu { act, quant } => {
+                self.linear_glu(step, part, (*act, quant.is_some()), scratch)
+            }
+            StepKind::Add => self.binary(step, part, |a, b, y| self.table.add(a, b, y)),
+            StepKind::Mul => self.binary(step, part, |a, b, y| self.table.mul(a, b, y)),
+            StepKind::Glu { act } => self.binary(step, part, |g, u, y| self.glu(*act, g, u, y)),
+            StepKind::Unary { kind } => self.unary(step, part, *kind),
+            StepKind::RmsNorm { eps, quant } => self.rms_norm(step, part, *eps, quant.is_some(), scratch),
+            StepKind::LayerNorm { eps, bias, quant } => {
+                self.layer_norm(step, part, *eps, (*bias, quant.is_some()), scratch);
+            }
+            StepKind::RopeAngles { freqs, factors } => self.rope_angles(step, part, freqs, *factors),
+            StepKind::Rope { head_dim, style } => self.rope(step, part, *head_dim as usize, *style),
+            StepKind::KvAppend => self.kv_append(step, part),
+            StepKind::Attention { scale, heads } => {
+                self.attention(step, part, *scale, *heads as usize, scratch)
+            }
+            StepKind::SelectRows => self.select_rows(step, part),
+            StepKind::Argmax => self.argmax(step, part),
+            StepKind::FiniteCheck => self.finite_check(step, part),
+        }
+    }
+
+    /// Whether every f32 result of `step` is finite; other results always are.
+    pub(crate) fn is_finite(&self, step: &Step) -> bool {
+        step.writes.iter().all(|it| {
+            let has_rows = matches!(it.place, Place::Scratch(_) | Place::Io(_));
+            let mut rows = 0..if has_rows && it.dtype == DType::F32 { self.call.rows(it.rows) } else { 0 };
+            rows.all(|row| self.table.first_non_finite(self.spaces.f32_row(it, row)).is_none())
+        })
+    }
+
+    /// y = act(gate) ∘ up on equal slices.
+    fn glu(&self, act: Act, gate: &[f32], up: &[f32], y: &mut [f32]) {
+        match act_kernel(act) {
+            None => self.table.mul(gate, up, y),
+            Some(act) => self.table.glu(act, gate, up, y),
+        }
+    }
+}
+
+/// The kernel of an activation; `None` for the identity.
+fn act_kernel(act: Act) -> Option<Unary> {
+    match act {
+        Act::None => None,
+        Act::Silu => Some(Unary::Silu),
+        Act::GeluTanh => Some(Unary::GeluTanh),
+        Act::GeluErf => Some(Unary::GeluErf),
+        Act::Relu => Some(Unary::Relu),
+    }
+}
+
+fn unary_kernel(kind: UnaryKind) -> Unary {
+    match kind {
+        UnaryKind::Silu => Unary::Silu,
+        UnaryKind::GeluTanh => Unary::GeluTanh,
+        UnaryKind::GeluErf => Unary::GeluErf,
+        UnaryKind::Relu => Unary::Relu,
+        UnaryKind::Sigmoid => Unary::Sigmoid,
+        UnaryKind::Softplus => Unary::Softplus,
+        UnaryKind::Tanh => Unary::Tanh,
+        UnaryKind::Exp => Unary::Exp,
+        UnaryKind::Neg => Unary::Neg,
+    }
+}

@@ -1,0 +1,196 @@
+//! A plan ready to be opened: its file mapped, its structure validated, its weights found.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rayon::prelude::*;
+use waste_plan::file::PlanFile;
+use waste_plan::pack::{PartBytes, RowBuffer, pack_block};
+use waste_plan::schema::{Plan, Weight};
+use waste_plan::validate::validate;
+use waste_plan::{LANES, Packing};
+
+use crate::arena::Buffer;
+use crate::error::RuntimeError;
+use crate::weights::{MappedFile, WeightBytes};
+
+/// A validated plan with its weights. Cheap to clone; sessions share it.
+#[derive(Clone, Debug)]
+pub struct LoadedPlan {
+    plan: Arc<Plan>,
+    weights: WeightBytes,
+    /// IR text and tokenizer bytes.
+    ir: Arc<str>,
+    text: Arc<[u8]>,
+}
+
+impl LoadedPlan {
+    /// Maps and validates the plan file at `path`; repacks weights that stayed outside.
+    ///
+    /// # Errors
+    /// If the file cannot be read, is damaged, foreign or of another version, or its sources have changed.
+    pub fn open(path: &Path) -> Result<Self, RuntimeError> {
+        let io = |source| RuntimeError::Io { path: path.to_owned(), source };
+        let bad = |message: String| RuntimeError::Plan { path: path.to_owned(), message };
+        let file = Arc::new(MappedFile::open(path).map_err(io)?);
+        let parsed = PlanFile::parse(file.bytes()).map_err(|it| bad(it.to_string()))?;
+        let (plan, ir, text) = (parsed.plan, Arc::from(parsed.ir), Arc::from(parsed.text));
+        validate(&plan).map_err(|errors| bad(first_of(&errors)))?;
+        let weights = match parsed.weights {
+            Some(range) => WeightBytes::Mapped(Arc::clone(&file), range),
+            None => repack(&plan, path.parent().unwrap_or(Path::new("")))?,
+        };
+        if (weights.bytes().len() as u64) < plan.memory.weights {
+            let found = weights.bytes().len();
+            return Err(bad(format!("weights take {} bytes, the file holds {found}", plan.memory.weights)));
+        }
+        Ok(Self { plan: Arc::new(plan), weights, ir, text })
+    }
+
+    /// A plan that was never written to a file, with its packed weights.
+    ///
+    /// # Errors
+    /// If the plan is not valid or `weights` are too few bytes.
+    pub fn from_parts(plan: Plan, weights: &[u8], ir: &str, text: &[u8]) -> Result<Self, RuntimeError> {
+        let bad = |message: String| RuntimeError::Plan { path: PathBuf::from("(in memory)"), message };
+        validate(&plan).map_err(|errors| bad(first_of(&errors)))?;
+        if (weights.len() as u64) < plan.memory.weights {
+            return Err(bad(format!(
+                "weights take {} bytes, {} are given",
+                plan.memory.weights,
+                weights.len()
+            )));
+        }
+        let mut buffer = Buffer::new(weights.len() as u64, "weights")?;
+        buffer.bytes_mut()[..weights.len()].copy_from_slice(weights);
+        Ok(Self {
+            plan: Arc::new(plan),
+            weights: WeightBytes::Owned(Arc::new(buffer)),
+            ir: Arc::from(ir),
+            text: Arc::from(text),
+        })
+    }
+
+    /// The plan.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The final graphs as text, and the pass report; empty if the file has none.
+    #[must_use]
+    pub fn ir(&self) -> &str {
+        &self.ir
+    }
+
+    /// The tokenizer section.
+    #[must_use]
+    pub fn text(&self) -> &[u8] {
+        &self.text
+    }
+
+    pub(crate) fn shared_plan(&self) -> Arc<Plan> {
+        Arc::clone(&self.plan)
+    }
+
+    pub(crate) fn weights(&self) -> WeightBytes {
+        self.weights.clone()
+    }
+
+    /// The packed bytes of weight `index`.
+    #[must_use]
+    pub fn weight(&self, index: usize) -> &[u8] {
+        let weight = &self.plan.weights[index];
+        let at = |it: u64| usize::try_from(it).expect("validated weights fit in memory");
+        &self.weights.bytes()[at(weight.offset)..at(weight.offset + weight.bytes)]
+    }
+}
+
+fn first_of<E: std::fmt::Display>(errors: &[E]) -> String {
+    let first = errors.first().map_or_else(String::new, ToString::to_string);
+    if errors.len() > 1 { format!("{first} (and {} more)", errors.len() - 1) } else { first }
+}
+
+/// Source files of a plan, relative to `folder`, checked to be the ones it was compiled from.
+fn open_sources(plan: &Plan, folder: &Path) -> Result<Vec<MappedFile>, RuntimeError> {
+    let open = |source: &waste_plan::schema::Source| {
+        let path = folder.join(&source.path);
+        let file =
+            MappedFile::open(&path).map_err(|source| RuntimeError::Io { path: path.clone(), source })?;
+        let found = file.bytes().len() as u64;
+        if found != source.bytes {
+            let message = format!("has {found} bytes, the plan was compiled from {}", source.bytes);
+            return Err(RuntimeError::Plan { path, message });
+        }
+        Ok(file)
+    };
+    plan.sources.iter().map(open).collect()
+}
+
+/// The stored parts of one weight inside the mapped sources.
+struct Parts<'a> {
+    weight: &'a Weight,
+    sources: &'a [MappedFile],
+}
+
+impl Parts<'_> {
+    /// Stored bytes of part `index`; a vector's part counts its elements as rows.
+    fn bytes(&self, index: usize) -> Option<&[u8]> {
+        let part = &self.weight.parts[index];
+        let elems = if self.weight.rows == 1 && self.weight.parts.len() == 1 {
+            self.weight.cols
+        } else if self.weight.rows == 1 {
+            part.rows
+        } else {
+            part.rows.checked_mul(self.weight.cols)?
+        };
+        let bytes = part.stored.row_bytes(elems)?;
+        let start = usize::try_from(part.offset).ok()?;
+        let end = start.checked_add(usize::try_from(bytes).ok()?)?;
+        self.sources.get(part.source as usize)?.bytes().get(start..end)
+    }
+}
+
+impl PartBytes for Parts<'_> {
+    fn part(&self, index: usize) -> &[u8] {
+        self.bytes(index).expect("checked by `repack`")
+    }
+}
+
+/// Packs every weight of a plan whose weights stayed outside, on all cores, into one buffer.
+fn repack(plan: &Plan, folder: &Path) -> Result<WeightBytes, RuntimeError> {
+    let sources = open_sources(plan, folder)?;
+    let mut buffer = Buffer::new(plan.memory.weights, "weights")?;
+    let mut rest = buffer.bytes_mut();
+    let mut at = 0;
+    for weight in &plan.weights {
+        let parts = Parts { weight, sources: &sources };
+        if (0..weight.parts.len()).any(|it| parts.bytes(it).is_none()) {
+            let path = folder.join(&plan.sources[weight.parts[0].source as usize].path);
+            return Err(RuntimeError::Plan {
+                path,
+                message: format!("tensor '{}' leaves the file", weight.name),
+            });
+        }
+        let size = |it: u64| usize::try_from(it).expect("validated weights fit in memory");
+        let (_, tail) = rest.split_at_mut(size(weight.offset - at));
+        let (out, tail) = tail.split_at_mut(size(weight.bytes));
+        pack_weight(weight, &parts, out);
+        (rest, at) = (tail, weight.offset + weight.bytes);
+    }
+    Ok(WeightBytes::Owned(Arc::new(buffer)))
+}
+
+/// Packs one weight into `out`, its blocks in parallel.
+pub fn pack_weight(weight: &Weight, parts: &dyn PartBytes, out: &mut [u8]) {
+    if weight.packing == Packing::Plain {
+        pack_block(weight, 0, parts, &mut RowBuffer::default(), out);
+        return;
+    }
+    let k = usize::try_from(weight.cols).expect("validated weights fit in memory");
+    let block_bytes = weight.packing.block_bytes(k);
+    debug_assert_eq!(out.len() / block_bytes, usize::try_from(weight.rows).unwrap_or(0).div_ceil(LANES));
+    out.par_chunks_mut(block_bytes).enumerate().for_each_init(RowBuffer::default, |rows, (block, out)| {
+        pack_block(weight, block as u64, parts, rows, out);
+    });
+}

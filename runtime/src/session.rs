@@ -1,0 +1,439 @@
+//! A session: a loaded plan, its memory, its threads, and the accepted history of each row.
+//!
+//! Invariants
+//! - all memory is allocated in [`Session::open`]; a step allocates nothing;
+//! - a step is a transaction: the history of a row grows only after the whole step succeeded and its logits are finite.
+//!   A failed or cancelled step leaves the accepted history as it was, and a retry overwrites the rejected positions;
+//! - the bits of the logits depend on the tokens of their row alone.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+use waste_kernels::{CpuFeatures, Isa, KernelTable};
+use waste_plan::schema::{Plan, PortName, Program};
+
+use crate::arena::{Call, Spaces, ThreadScratch};
+use crate::error::RuntimeError;
+use crate::exec::{Exec, missing_kernels, n_tiles};
+use crate::loaded::LoadedPlan;
+use crate::profile::Profile;
+use crate::team::{Member, Team};
+
+/// How a session runs.
+#[derive(Clone, Debug)]
+pub struct SessionOptions {
+    /// Threads, at least 1.
+    pub threads: usize,
+    /// Processors to pin threads to, by thread; empty: wherever the system puts them.
+    pub cpus: Vec<usize>,
+    /// The best kernel tier to use.
+    pub isa: Isa,
+    /// Refuse to open above this many bytes.
+    pub max_mem: Option<u64>,
+    /// Check the CRC of every weight before the first result.
+    pub verify: bool,
+    /// Check every result of every step, to name the first that is not finite.
+    pub check_finite: bool,
+    /// Measure each step.
+    pub profile: bool,
+}
+
+/// One token of a batch: `(row, id)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Token {
+    /// The sequence it belongs to.
+    pub row: u32,
+    /// Its id.
+    pub id: u32,
+}
+
+/// What a session has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Steps started: prefill chunks and decode steps.
+    pub forwards_scheduled: u64,
+    /// Steps accepted.
+    pub forwards_useful: u64,
+    /// Tokens accepted.
+    pub tokens: u64,
+    /// Barriers that threads met at.
+    pub barriers: u64,
+    /// Tiles carried out, by all threads.
+    pub tiles: u64,
+    /// Bytes of packed weights read, by the plan.
+    pub weight_bytes: u64,
+    /// Bytes of caches read and written, by the plan.
+    pub state_bytes: u64,
+}
+
+/// A loaded plan with memory and threads.
+#[derive(Debug)]
+pub struct Session {
+    plan: Arc<Plan>,
+    spaces: Spaces,
+    table: KernelTable,
+    team: Team,
+    scratch: Vec<std::sync::Mutex<ThreadScratch>>,
+    /// One claim counter a step, per program.
+    claims: Vec<Vec<AtomicUsize>>,
+    /// Accepted tokens of each row.
+    lens: Vec<u32>,
+    batch: Vec<Token>,
+    last: Call,
+    cancel: Arc<AtomicBool>,
+    is_verified: bool,
+    check_finite: bool,
+    profile: Option<Profile>,
+    counters: Counters,
+}
+
+impl Session {
+    /// Allocates memory, starts threads, resolves every step.
+    ///
+    /// # Errors
+    /// If the plan needs more than `max_mem`, a kernel is missing, or the system refuses memory or threads.
+    pub fn open(loaded: &LoadedPlan, options: &SessionOptions) -> Result<Self, RuntimeError> {
+        let plan = loaded.shared_plan();
+        let needs = needed_bytes(&plan, options.threads);
+        if let Some(limit) = options.max_mem.filter(|it| *it < needs) {
+            return Err(RuntimeError::Memory { needs, limit });
+        }
+        if let Some((weight, x)) = missing_kernels(&plan).first() {
+            let name = &plan.weights[*weight].name;
+            return Err(RuntimeError::Batch(format!(
+                "weight '{name}' has no kernel for {} activations",
+                x.name()
+            )));
+        }
+        let claims =
+            plan.programs.iter().map(|it| it.steps.iter().map(|_| AtomicUsize::new(0)).collect()).collect();
+        let scratch = (0..options.threads.max(1))
+            .map(|_| ThreadScratch::new(plan.memory.thread).map(std::sync::Mutex::new))
+            .collect::<Result<_, _>>()?;
+        let cpus = options.cpus.clone();
+        let profile = options.profile.then(|| Profile::new(&plan));
+        if let Some(cpu) = options.cpus.first() {
+            crate::sys::pin_thread(*cpu);
+        }
+        Ok(Self {
+            spaces: Spaces::new(&plan, loaded.weights())?,
+            table: KernelTable::new(CpuFeatures::detect().capped(options.isa)),
+            team: Team::new(options.threads.max(1), move |i| {
+                if let Some(cpu) = cpus.get(i) {
+                    crate::sys::pin_thread(*cpu);
+                }
+            })?,
+            scratch,
+            claims,
+            lens: vec![0; plan.options.batch as usize],
+            batch: Vec::with_capacity(plan.options.chunk.max(plan.options.batch) as usize),
+            last: Call { tokens: 0, want: 0 },
+            cancel: Arc::new(AtomicBool::new(false)),
+            is_verified: !options.verify,
+            check_finite: options.check_finite,
+            profile,
+            counters: Counters::default(),
+            plan,
+        })
+    }
+
+    /// The plan.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The kernels in use.
+    #[must_use]
+    pub fn kernels(&self) -> &KernelTable {
+        &self.table
+    }
+
+    /// Threads of the team.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.team.size()
+    }
+
+    /// Set to true from anywhere, it ends the running step with [`RuntimeError::Cancelled`] within a tile's time.
+    #[must_use]
+    pub fn cancel_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.cancel)
+    }
+
+    /// Accepted tokens of `row`.
+    #[must_use]
+    pub fn len(&self, row: u32) -> u32 {
+        self.lens[row as usize]
+    }
+
+    /// Whether `row` has no history.
+    #[must_use]
+    pub fn is_empty(&self, row: u32) -> bool {
+        self.len(row) == 0
+    }
+
+    /// Forgets all but the first `len` tokens of `row`.
+    pub fn truncate(&mut self, row: u32, len: u32) {
+        let it = &mut self.lens[row as usize];
+        *it = (*it).min(len);
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Measured time of each step, if it was asked for.
+    #[must_use]
+    pub fn profile(&self) -> Option<&Profile> {
+        self.profile.as_ref()
+    }
+
+    /// Most tokens of one call, and most wanted rows.
+    #[must_use]
+    pub fn limits(&self) -> (u32, u32) {
+        let most = |f: fn(&Program) -> u32| self.plan.programs.iter().map(f).max().unwrap_or(0);
+        (most(|it| it.tokens), most(|it| it.want))
+    }
+
+    /// Runs `batch` (tokens of a row contiguous; they continue the row's history) and makes the logits of the tokens at
+    /// indices `want` available. All or nothing.
+    ///
+    /// # Errors
+    /// If the batch does not fit the plan, a weight is damaged, logits are not finite, or the step was cancelled.
+    pub fn step(&mut self, batch: &[Token], want: &[u32]) -> Result<(), RuntimeError> {
+        let program = self.choose(batch, want)?;
+        self.check_batch(batch)?;
+        self.verify_weights()?;
+        self.fill_inputs(batch, want);
+        let call = Call { tokens: as_u32(batch.len()), want: as_u32(want.len()) };
+        self.counters.forwards_scheduled += 1;
+        self.walk(program, call)?;
+        self.accept(program, batch, call)
+    }
+
+    /// Logits of wanted row `index` of the last step: f32[vocab].
+    ///
+    /// # Panics
+    /// If the last step had no such row.
+    #[must_use]
+    pub fn logits(&self, index: usize) -> &[f32] {
+        assert!(index < self.last.want as usize, "row {index} of {} wanted", self.last.want);
+        let port = self.port(PortName::Logits);
+        let cols = self.plan.ports[port].cols as usize;
+        self.spaces.port_f32s(self.plan.ports[port].offset + (index * cols * 4) as u64, cols)
+    }
+
+    /// The greedy choice of wanted row `index` of the last step.
+    ///
+    /// # Panics
+    /// If the last step had no such row.
+    #[must_use]
+    pub fn next(&self, index: usize) -> u32 {
+        assert!(index < self.last.want as usize, "row {index} of {} wanted", self.last.want);
+        let port = self.port(PortName::Next);
+        let id = self.spaces.port_i32s(self.plan.ports[port].offset, index + 1)[index];
+        u32::try_from(id).expect("an index of a row")
+    }
+
+    fn port(&self, name: PortName) -> usize {
+        self.plan.ports.iter().position(|it| it.name == name).expect("a validated plan has every port")
+    }
+
+    /// The program that takes the batch: `decode` for at most one token a row, else `prefill`.
+    fn choose(&self, batch: &[Token], want: &[u32]) -> Result<usize, RuntimeError> {
+        let (tokens, wanted) = (as_u32(batch.len()), as_u32(want.len()));
+        let is_single = batch.windows(2).all(|it| it[0].row != it[1].row);
+        let fits =
+            |it: &Program| tokens <= it.tokens && wanted <= it.want && (is_single || it.name != "decode");
+        let fitting = (0..self.plan.programs.len()).filter(|i| fits(&self.plan.programs[*i]));
+        fitting.min_by_key(|i| self.plan.programs[*i].tokens).ok_or_else(|| {
+            let (most_tokens, most_want) = self.limits();
+            RuntimeError::Batch(format!(
+                "{tokens} tokens with {wanted} wanted rows, the plan takes {most_tokens} with {most_want}"
+            ))
+        })
+    }
+
+    fn check_batch(&self, batch: &[Token]) -> Result<(), RuntimeError> {
+        let (rows, ctx, vocab) = (self.plan.options.batch, self.plan.options.ctx, self.plan.model.vocab);
+        let refuse = |message: String| Err(RuntimeError::Batch(message));
+        if batch.is_empty() {
+            return refuse("an empty batch".into());
+        }
+        for run in batch.chunk_by(|a, b| a.row == b.row) {
+            let row = run[0].row;
+            if row >= rows {
+                return refuse(format!("row {row}, the plan has {rows}"));
+            }
+            if u64::from(self.len(row)) + run.len() as u64 > u64::from(ctx) {
+                return refuse(format!(
+                    "row {row} has {} tokens of {ctx}, {} more do not fit",
+                    self.len(row),
+                    run.len()
+                ));
+            }
+            if let Some(token) = run.iter().find(|it| it.id >= vocab) {
+                return refuse(format!("token {} of a vocabulary of {vocab}", token.id));
+            }
+        }
+        let mut starts = batch.chunk_by(|a, b| a.row == b.row).map(|it| it[0].row);
+        if (0..rows).any(|row| starts.clone().filter(|it| *it == row).count() > 1) {
+            return refuse("the tokens of a row must be contiguous".into());
+        }
+        starts.next();
+        Ok(())
+    }
+
+    fn fill_inputs(&mut self, batch: &[Token], want: &[u32]) {
+        let offset = |plan: &Plan, name| {
+            plan.ports.iter().find(|it| it.name == name).expect("a validated plan has every port").offset
+        };
+        let ids = self.spaces.port_i32s_mut(offset(&self.plan, PortName::Token), batch.len());
+        ids.iter_mut().zip(batch).for_each(|(to, it)| *to = as_i32(it.id));
+        let rows = self.spaces.port_i32s_mut(offset(&self.plan, PortName::Row), batch.len());
+        rows.iter_mut().zip(batch).for_each(|(to, it)| *to = as_i32(it.row));
+        let pos = self.spaces.port_i32s_mut(offset(&self.plan, PortName::Pos), batch.len());
+        let mut at = 0;
+        for run in batch.chunk_by(|a, b| a.row == b.row) {
+            let from = self.lens[run[0].row as usize];
+            (from..).zip(&mut pos[at..at + run.len()]).for_each(|(p, to)| *to = as_i32(p));
+            at += run.len();
+        }
+        let wanted = self.spaces.port_i32s_mut(offset(&self.plan, PortName::Want), want.len());
+        wanted.iter_mut().zip(want).for_each(|(to, it)| *to = as_i32(*it));
+    }
+
+    /// All threads walk the program together.
+    fn walk(&mut self, program: usize, call: Call) -> Result<(), RuntimeError> {
+        let steps = &self.plan.programs[program].steps;
+        let claims = &self.claims[program];
+        claims.iter().for_each(|it| it.store(0, Ordering::Relaxed));
+        let exec = Exec { spaces: &self.spaces, table: &self.table, call };
+        let tiles = AtomicUsize::new(0);
+        let bad_step = AtomicU32::new(u32::MAX);
+        let (cancel, scratch, check) = (&self.cancel, &self.scratch, self.check_finite);
+        let clock = self.profile.as_ref().map(|it| it.clock(program));
+        let job = |member: &mut Member<'_>| {
+            let mut scratch = scratch[member.index].lock().expect("each thread has its own");
+            let mut done = 0;
+            for (at, step) in steps.iter().enumerate() {
+                if step.barrier || clock.is_some() || check {
+                    member.barrier();
+                }
+                let started = clock.as_ref().map(|it| it.start(member.index));
+                let n = n_tiles(step, call);
+                let is_stopped = cancel.load(Ordering::Relaxed) || member.is_panicked();
+                if !is_stopped {
+                    member
+                        .guarded(|| done += claim_tiles(&exec, step, n, &claims[at], scratch.f32s(), cancel));
+                }
+                if let (Some(clock), Some(started)) = (&clock, started) {
+                    clock.stop(at, member.index, started);
+                }
+                if check {
+                    member.barrier();
+                    if member.index == 0 && !exec.is_finite(step) {
+                        bad_step.fetch_min(as_u32(at), Ordering::Relaxed);
+                    }
+                }
+            }
+            tiles.fetch_add(done, Ordering::Relaxed);
+        };
+        self.counters.barriers += self.team.run(&job)?;
+        self.counters.tiles += tiles.into_inner() as u64;
+        if self.cancel.swap(false, Ordering::Relaxed) {
+            return Err(RuntimeError::Cancelled);
+        }
+        match bad_step.into_inner() {
+            u32::MAX => Ok(()),
+            at => {
+                let step = &self.plan.programs[program].steps[at as usize];
+                let what = format!("the result of step {at} ({}, op {})", step.kind.name(), step.op);
+                Err(RuntimeError::NotFinite { what })
+            }
+        }
+    }
+
+    /// Advances the cursors after the finite check of the logits.
+    fn accept(&mut self, program: usize, batch: &[Token], call: Call) -> Result<(), RuntimeError> {
+        let offset = self.plan.ports[self.port(PortName::Finite)].offset;
+        let finite = self.spaces.port_i32s(offset, call.want as usize);
+        if let Some(row) = finite.iter().position(|it| *it != 1) {
+            return Err(RuntimeError::NotFinite { what: format!("row {row} of the logits") });
+        }
+        batch.iter().for_each(|it| self.lens[it.row as usize] += 1);
+        self.last = call;
+        self.counters.forwards_useful += 1;
+        self.counters.tokens += u64::from(call.tokens);
+        if let Some(profile) = &mut self.profile {
+            profile.count(program, call.tokens, call.want);
+        }
+        Ok(())
+    }
+
+    /// Compares the CRC of every packed weight with the plan's, once, by all threads.
+    fn verify_weights(&mut self) -> Result<(), RuntimeError> {
+        if self.is_verified {
+            return Ok(());
+        }
+        let (next, bad) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX));
+        let (plan, spaces) = (&self.plan, &self.spaces);
+        self.team.run(&|member: &mut Member<'_>| {
+            member.guarded(|| {
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(weight) = plan.weights.get(at) else { return };
+                    if crc32c::crc32c(spaces.weight(as_u32(at))) != weight.crc32c {
+                        bad.fetch_min(at, Ordering::Relaxed);
+                    }
+                }
+            });
+        })?;
+        let at = bad.into_inner();
+        if let Some(weight) = self.plan.weights.get(at) {
+            let found = crc32c::crc32c(self.spaces.weight(as_u32(at)));
+            return Err(RuntimeError::Damaged { name: weight.name.clone(), found, expected: weight.crc32c });
+        }
+        self.is_verified = true;
+        Ok(())
+    }
+}
+
+/// Claims and carries out tiles of one step until none is left; returns how many.
+fn claim_tiles(
+    exec: &Exec<'_>,
+    step: &waste_plan::schema::Step,
+    n: usize,
+    claim: &AtomicUsize,
+    scratch: &mut [f32],
+    cancel: &AtomicBool,
+) -> usize {
+    let mut done = 0;
+    loop {
+        let index = claim.fetch_add(1, Ordering::Relaxed);
+        if index >= n || cancel.load(Ordering::Relaxed) {
+            return done;
+        }
+        exec.tile(step, index, scratch);
+        done += 1;
+    }
+}
+
+/// Bytes of a session with this many threads.
+#[must_use]
+pub fn needed_bytes(plan: &Plan, threads: usize) -> u64 {
+    let memory = &plan.memory;
+    let fixed = [memory.weights, memory.states, memory.scratch, memory.io, memory.text];
+    fixed.iter().fold(memory.thread.saturating_mul(threads.max(1) as u64), |sum, it| sum.saturating_add(*it))
+}
+
+fn as_u32(n: usize) -> u32 {
+    u32::try_from(n).expect("counts of a validated plan")
+}
+
+fn as_i32(n: u32) -> i32 {
+    i32::try_from(n).expect("ids, rows and positions are below 2^31")
+}

@@ -1,0 +1,62 @@
+//! Files as bytes, and where a session's packed weights are.
+//!
+//! A mapped file that another process shrinks faults on access: that is the other process's act; lengths are checked at open.
+
+use std::fs::File;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use memmap2::Mmap;
+
+use crate::arena::Buffer;
+
+/// A read-only file mapped into memory.
+#[derive(Debug)]
+pub struct MappedFile {
+    map: Option<Mmap>,
+}
+
+impl MappedFile {
+    /// Maps the file at `path`.
+    ///
+    /// # Errors
+    /// If it cannot be opened or mapped.
+    pub fn open(path: &Path) -> std::io::Result<Self> {
+        let file = File::open(path)?;
+        if file.metadata()?.len() == 0 {
+            return Ok(Self { map: None });
+        }
+        // SAFETY: the map is read-only and private; who changes the file meanwhile changes what is read, as documented.
+        let map = unsafe { Mmap::map(&file)? };
+        Ok(Self { map: Some(map) })
+    }
+
+    /// All bytes of the file.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        self.map.as_deref().unwrap_or(&[])
+    }
+}
+
+impl AsRef<[u8]> for MappedFile {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
+/// The packed weights of a plan: inside its mapped file, or repacked into memory of their own.
+#[derive(Clone, Debug)]
+pub(crate) enum WeightBytes {
+    Mapped(Arc<MappedFile>, Range<usize>),
+    Owned(Arc<Buffer>),
+}
+
+impl WeightBytes {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Mapped(file, range) => &file.bytes()[range.clone()],
+            Self::Owned(buffer) => buffer.bytes(),
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! Readers of model files: GGUF and safetensors, single and sharded, hardened against hostile bytes.
+//!
+//! Front ends see one type, [`ModelFiles`]: a checked tensor table, the bytes of each tensor, and typed
+//! metadata ([`Meta`]) that remembers which keys were read.
+//!
+//! Invariants
+//! - every count, offset, size and shape is bounded by the file before anything is allocated;
+//! - arithmetic on numbers from a file is checked, and nothing recurses on a file's nesting;
+//! - any refusal is one line with file, tensor or key, and offset ([`FormatError`]).
+//!
+//! Deliberately absent: meaning (that is `models`), decoding (`waste_plan::dtype`), downloads.
+
+mod config;
+mod cursor;
+mod error;
+mod gguf;
+mod hub;
+mod meta;
+mod model;
+mod safetensors;
+mod source;
+mod tensor;
+
+pub use config::parse_config;
+pub use error::{FormatError, Item, Result, grouped, shown};
+pub use hub::HubCache;
+pub use meta::Meta;
+pub use model::{Format, ModelFiles};
+pub use safetensors::ForeignTensor;
+pub use source::{Bytes, FileStamp, Source, read_small};
+pub use tensor::TensorInfo;

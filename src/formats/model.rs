@@ -1,0 +1,336 @@
+//! All files of one model behind one type, whatever the format.
+//!
+//! Invariants
+//! - a folder means exactly `model.safetensors`, or its index, or the one GGUF in it: never whatever
+//!   else ends in `.safetensors`;
+//! - tensor names are unique over all files, and every range of [`TensorInfo`] lies inside its file.
+//!
+//! Deliberately absent: what tensors and keys mean (front ends), decoding, downloads.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::config::parse_config;
+use super::error::{FormatError, Item, Result, shown};
+use super::gguf;
+use super::hub::{HubCache, RepoName, several};
+use super::meta::Meta;
+use super::safetensors::{self, ForeignTensor};
+use super::source::{FileStamp, Source, read_small};
+use super::tensor::TensorInfo;
+
+const MAX_CONFIG: u64 = 1 << 20;
+const MAX_TEXT: u64 = 64 << 20;
+
+/// The files of a safetensors folder that say how text becomes tokens.
+const TEXT_FILES: [&str; 7] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "encoder.json",
+    "vocab.bpe",
+];
+
+/// The family of files a model is stored in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// One or several GGUF files, complete in themselves.
+    Gguf,
+    /// safetensors with config.json beside them.
+    Safetensors,
+}
+
+/// The opened files of one model.
+#[derive(Debug)]
+pub struct ModelFiles {
+    format: Format,
+    folder: PathBuf,
+    opened: Opened,
+    meta: Meta,
+    generation: Option<Meta>,
+}
+
+/// What the readers of either format deliver.
+#[derive(Debug, Default)]
+pub(crate) struct Opened {
+    pub(crate) sources: Vec<Source>,
+    /// The part of each source before its tensor data, in bytes.
+    pub(crate) headers: Vec<Range<usize>>,
+    pub(crate) tensors: BTreeMap<String, TensorInfo>,
+    pub(crate) foreign: BTreeMap<String, ForeignTensor>,
+    /// The metadata inside the files, if the format has any.
+    pub(crate) meta: Option<Meta>,
+    /// Further texts that say what the model is (index, configurations): part of the header hash.
+    pub(crate) extra: Vec<Vec<u8>>,
+}
+
+impl Opened {
+    /// Takes in one more file.
+    pub(crate) fn add(
+        &mut self,
+        source: Source,
+        header: Range<usize>,
+        tensors: BTreeMap<String, TensorInfo>,
+    ) -> Result<()> {
+        for (name, info) in tensors {
+            if let Some(twin) = self.tensors.get(&name) {
+                return Err(FormatError::Malformed {
+                    file: source.name(),
+                    item: Item::tensor(&name),
+                    offset: info.offset,
+                    reason: format!("is in '{}' already", self.sources[twin.file].name()),
+                });
+            }
+            self.tensors.insert(name, info);
+        }
+        self.sources.push(source);
+        self.headers.push(header);
+        Ok(())
+    }
+}
+
+impl ModelFiles {
+    /// Opens a model: a folder, a `.gguf` (any shard), a `.safetensors`, a `.safetensors.index.json`, or
+    /// `org/repo[:quant]` in the local cache `hub`. Existing paths come first.
+    ///
+    /// # Errors
+    /// Any [`FormatError`]; nothing is decoded yet, but all tables are checked against the files.
+    pub fn open(model: &Path, hub: Option<&HubCache>) -> Result<Self> {
+        if model.exists() {
+            return Self::open_path(model);
+        }
+        let missing = || FormatError::not_a_model(model, "no such file or folder");
+        let name = model.to_str().and_then(RepoName::parse).ok_or_else(missing)?;
+        let hub = hub.ok_or_else(missing)?;
+        Self::open_path(&hub.resolve(&name)?)
+    }
+
+    fn open_path(path: &Path) -> Result<Self> {
+        let main = if path.is_dir() { main_file(path)? } else { path.to_path_buf() };
+        let name = main.file_name().map(|it| it.to_string_lossy().into_owned()).unwrap_or_default();
+        if name.ends_with(".gguf") {
+            return Self::from_gguf(&main);
+        }
+        if name.ends_with(".safetensors") {
+            return Self::from_safetensors(&main, safetensors::open_single(&main)?);
+        }
+        if name.ends_with(".safetensors.index.json") {
+            return Self::from_safetensors(&main, safetensors::open_index(&main)?);
+        }
+        let expected = "expected a folder, a .gguf, a .safetensors or a .safetensors.index.json";
+        Err(FormatError::not_a_model(path, expected))
+    }
+
+    fn from_gguf(path: &Path) -> Result<Self> {
+        let mut opened = gguf::open(path)?;
+        let meta = opened.meta.take().expect("a GGUF has at least one file, and each has metadata");
+        Ok(Self { format: Format::Gguf, folder: folder_of(path), opened, meta, generation: None })
+    }
+
+    fn from_safetensors(path: &Path, mut opened: Opened) -> Result<Self> {
+        let folder = folder_of(path);
+        let mut config = |name: &str| -> Result<Option<Meta>> {
+            let path = folder.join(name);
+            let Some(text) = read_small(&path, MAX_CONFIG)? else { return Ok(None) };
+            let meta = parse_config(&shown(&path.to_string_lossy()), &text)?;
+            opened.extra.push(text);
+            Ok(Some(meta))
+        };
+        let meta = config("config.json")?.ok_or_else(|| FormatError::Missing {
+            file: shown(&folder.to_string_lossy()),
+            item: Item::file("config.json"),
+            hint: " (it must lie beside the .safetensors)".to_owned(),
+        })?;
+        let generation = config("generation_config.json")?;
+        Ok(Self { format: Format::Safetensors, folder, opened, meta, generation })
+    }
+
+    /// The format.
+    #[must_use]
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// The folder that holds the files.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The files that hold tensors; [`TensorInfo::file`] is an index into them.
+    #[must_use]
+    pub fn sources(&self) -> &[Source] {
+        &self.opened.sources
+    }
+
+    /// GGUF metadata, or config.json.
+    #[must_use]
+    pub fn meta(&self) -> &Meta {
+        &self.meta
+    }
+
+    /// generation_config.json, if there is one.
+    #[must_use]
+    pub fn generation(&self) -> Option<&Meta> {
+        self.generation.as_ref()
+    }
+
+    /// Every readable tensor, by name.
+    #[must_use]
+    pub fn tensors(&self) -> &BTreeMap<String, TensorInfo> {
+        &self.opened.tensors
+    }
+
+    /// The tensor `name`, if the model has it.
+    ///
+    /// # Errors
+    /// If it is there with a dtype that cannot be read.
+    pub fn get_tensor(&self, name: &str) -> Result<Option<&TensorInfo>> {
+        match self.opened.foreign.get(name) {
+            Some(foreign) => Err(foreign.refuse()),
+            None => Ok(self.opened.tensors.get(name)),
+        }
+    }
+
+    /// The tensor `name`.
+    ///
+    /// # Errors
+    /// As [`ModelFiles::get_tensor`], and if it is missing.
+    pub fn tensor(&self, name: &str) -> Result<&TensorInfo> {
+        self.get_tensor(name)?.ok_or_else(|| FormatError::Missing {
+            file: self.opened.sources[0].name(),
+            item: Item::tensor(name),
+            hint: String::new(),
+        })
+    }
+
+    /// The stored bytes of `info`, which must be of this model.
+    ///
+    /// # Panics
+    /// If `info` is of another model and outside the files of this one.
+    #[must_use]
+    pub fn tensor_bytes(&self, info: &TensorInfo) -> &[u8] {
+        let range = |at: u64| usize::try_from(at).expect("checked against the mapped file");
+        &self.opened.sources[info.file].bytes()[range(info.offset)..range(info.offset + info.bytes)]
+    }
+
+    /// Refuses, by name, any tensor that `is_known` does not know: a front end calls this after it has
+    /// taken all it wants, so that nothing in a file is silently left out.
+    ///
+    /// # Errors
+    /// The first unknown tensor in name order.
+    pub fn refuse_unknown(&self, is_known: impl Fn(&str) -> bool) -> Result<()> {
+        if let Some(foreign) = self.opened.foreign.values().find(|it| !is_known(&it.name)) {
+            return Err(foreign.refuse());
+        }
+        match self.opened.tensors.values().find(|it| !is_known(&it.name)) {
+            None => Ok(()),
+            Some(info) => Err(FormatError::Malformed {
+                file: self.opened.sources[info.file].name(),
+                item: Item::tensor(&info.name),
+                offset: info.offset,
+                reason: "is not part of this architecture".to_owned(),
+            }),
+        }
+    }
+
+    /// The text of the side file `name` in the model's folder, at most 64 MiB; `None` if there is none,
+    /// and always for a GGUF, which is complete in itself.
+    ///
+    /// # Errors
+    /// If it is larger or cannot be read.
+    pub fn side_file(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        match self.format {
+            Format::Gguf => Ok(None),
+            Format::Safetensors => read_small(&self.folder.join(name), MAX_TEXT),
+        }
+    }
+
+    /// Bytes of all files with tensors.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        self.opened.sources.iter().map(|it| it.stamp().len).sum()
+    }
+
+    /// Length, time of change and inode of each file with tensors.
+    #[must_use]
+    pub fn stamps(&self) -> Vec<FileStamp> {
+        self.opened.sources.iter().map(Source::stamp).collect()
+    }
+
+    /// SHA-256 over everything but tensor data: headers and tensor tables, index, configurations, and the
+    /// files of the tokenizer, each with its length before it.
+    ///
+    /// # Errors
+    /// If a side file cannot be read.
+    pub fn header_hash(&self) -> Result<[u8; 32]> {
+        let mut hash = Sha256::new();
+        let mut part = |bytes: &[u8]| {
+            hash.update((bytes.len() as u64).to_le_bytes());
+            hash.update(bytes);
+        };
+        for (source, header) in self.opened.sources.iter().zip(&self.opened.headers) {
+            part(&source.stamp().len.to_le_bytes());
+            part(&source.bytes()[header.clone()]);
+        }
+        for text in &self.opened.extra {
+            part(text);
+        }
+        for name in TEXT_FILES {
+            if let Some(text) = self.side_file(name)? {
+                part(name.as_bytes());
+                part(&text);
+            }
+        }
+        Ok(hash.finalize().into())
+    }
+}
+
+fn folder_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// The file that a folder stands for.
+fn main_file(folder: &Path) -> Result<PathBuf> {
+    for name in ["model.safetensors", "model.safetensors.index.json"] {
+        let path = folder.join(name);
+        if path.exists() {
+            return Ok(path);
+        }
+    }
+    let ggufs = gguf_files(folder)?;
+    match &ggufs[..] {
+        [one] => Ok(one.clone()),
+        [] if folder.join("pytorch_model.bin").exists() => Err(FormatError::not_a_model(
+            folder,
+            "holds pytorch_model.bin, which is not read: convert it to safetensors",
+        )),
+        [] => {
+            Err(FormatError::not_a_model(folder, "holds no model.safetensors, no index of one, and no .gguf"))
+        }
+        all => Err(several(folder, "several GGUFs are here: name one", all.iter())),
+    }
+}
+
+/// The GGUFs of a folder, sorted; of a sharded one, the first shard.
+pub(crate) fn gguf_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(folder).map_err(|err| FormatError::io(folder, err))?;
+    let mut out = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(|err| FormatError::io(folder, err))?.path();
+        let name = path.file_name().map(|it| it.to_string_lossy().into_owned()).unwrap_or_default();
+        if name.ends_with(".gguf") && gguf::is_first(&path) {
+            out.push(path);
+        }
+    }
+    out.sort();
+    Ok(out)
+}

@@ -1,0 +1,314 @@
+//! Encoding and decoding, built from a [`TokenizerSpec`].
+//!
+//! Invariants
+//! - the BPE model does not know the control tokens, so text cannot become one: only
+//!   [`Tokenizer::encode_with_specials`], meant for templates, makes them;
+//! - decoding is the concatenation of each token's bytes, so that a stream equals the whole;
+//! - BOS and EOS around a text have one owner, the spec: the `tokenizers` crate adds none.
+//!
+//! Deliberately absent: chat templates.
+
+use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper};
+
+use super::bytelevel;
+use super::error::{Result, TextError};
+use super::spec::{Kind, Match, Spelling, Token, TokenizerSpec};
+use super::stream::TextStream;
+
+/// Words whose tokens are remembered.
+const CACHED_WORDS: usize = 4096;
+
+/// Turns text into token ids and back.
+#[derive(Debug)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    table: ByteTable,
+    controls: Vec<Control>,
+    prefix: Vec<u32>,
+    suffix: Vec<u32>,
+    bos: Option<u32>,
+    stop_ids: Vec<u32>,
+    dummy_prefix: bool,
+    heap_bytes: u64,
+}
+
+/// Where a text that is decoded begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TextStart {
+    /// At the start of a document: the space that encoding put in front is taken away.
+    Document,
+    /// After other text, such as a prompt.
+    Continuation,
+}
+
+/// A control token and how it is matched.
+#[derive(Debug)]
+struct Control {
+    id: u32,
+    text: String,
+    by: Match,
+}
+
+impl Tokenizer {
+    pub(crate) fn new(spec: TokenizerSpec) -> Result<Self> {
+        let inner = build_inner(&spec)?;
+        let table = ByteTable::new(&spec);
+        let heap_bytes = estimate_heap(&spec) + table.heap_bytes();
+        let dummy_prefix = matches!(spec.spelling, Spelling::Sentence { dummy_prefix: true });
+        let TokenizerSpec { tokens, prefix, suffix, bos, stop_ids, .. } = spec;
+        let mut controls: Vec<Control> = tokens
+            .into_iter()
+            .filter_map(|Token { id, text, kind }| match kind {
+                Kind::Control(by) if !text.is_empty() => Some(Control { id, text, by }),
+                _ => None,
+            })
+            .collect();
+        controls.sort_by_key(|it| std::cmp::Reverse(it.text.len()));
+        Ok(Self { inner, table, controls, prefix, suffix, bos, stop_ids, dummy_prefix, heap_bytes })
+    }
+
+    /// The ids of a user's `text`, with the BOS (and EOS) that the model wants around it. Text that looks
+    /// like a control token is encoded as the characters it is written with.
+    ///
+    /// # Errors
+    /// If the `tokenizers` crate fails on the text.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let mut ids = self.prefix.clone();
+        self.encode_piece(text, &mut ids)?;
+        ids.extend(&self.suffix);
+        Ok(ids)
+    }
+
+    /// The ids of a user's `text` alone, as [`Tokenizer::encode`] without BOS and EOS.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_bare(&self, text: &str) -> Result<Vec<u32>> {
+        let mut ids = Vec::new();
+        self.encode_piece(text, &mut ids)?;
+        Ok(ids)
+    }
+
+    /// The ids of a text whose author owns the control tokens (a chat template): they are recognised, and
+    /// nothing is added around. Never for a user's text.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_with_specials(&self, text: &str) -> Result<Vec<u32>> {
+        let mut ids = Vec::new();
+        let mut start = 0;
+        let mut at = 0;
+        while at < text.len() {
+            let Some(control) = self.control_at(text, at) else {
+                at += text[at..].chars().next().map_or(1, char::len_utf8);
+                continue;
+            };
+            let before = &text[start..at];
+            self.encode_piece(if control.by.lstrip { before.trim_end() } else { before }, &mut ids)?;
+            ids.push(control.id);
+            at += control.text.len();
+            if control.by.rstrip {
+                at = text.len() - text[at..].trim_start().len();
+            }
+            start = at;
+        }
+        self.encode_piece(&text[start..], &mut ids)?;
+        Ok(ids)
+    }
+
+    /// The text of `ids`: bytes put together, control tokens left out, each invalid UTF-8 sequence as U+FFFD.
+    /// Unknown ids have no text.
+    #[must_use]
+    pub fn decode(&self, ids: &[u32], start: TextStart) -> String {
+        let mut bytes: Vec<u8> = ids.iter().flat_map(|id| self.bytes_of(*id)).copied().collect();
+        if self.strips_space(start) && bytes.first() == Some(&b' ') {
+            bytes.remove(0);
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Decodes ids as they come; the pieces together equal [`Tokenizer::decode`] of all of them.
+    #[must_use]
+    pub fn stream(&self, start: TextStart) -> TextStream<'_> {
+        TextStream::new(self, self.strips_space(start))
+    }
+
+    /// The bytes that `id` adds to a text; none for control tokens and unknown ids.
+    #[must_use]
+    pub fn bytes_of(&self, id: u32) -> &[u8] {
+        self.table.get(id)
+    }
+
+    /// The text of a control token, or `None` if `id` is none.
+    #[must_use]
+    pub fn control_text(&self, id: u32) -> Option<&str> {
+        self.controls.iter().find(|it| it.id == id).map(|it| it.text.as_str())
+    }
+
+    /// The id of the control token written `text`.
+    #[must_use]
+    pub fn control_id(&self, text: &str) -> Option<u32> {
+        self.controls.iter().find(|it| it.text == text).map(|it| it.id)
+    }
+
+    /// What an empty prompt starts from.
+    #[must_use]
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// The ids at which generation ends, ascending.
+    #[must_use]
+    pub fn stop_ids(&self) -> &[u32] {
+        &self.stop_ids
+    }
+
+    /// One more than the largest id.
+    #[must_use]
+    pub fn n_ids(&self) -> u32 {
+        self.table.len()
+    }
+
+    /// An estimate of the heap this tokenizer holds, in bytes, with its cache of words full.
+    #[must_use]
+    pub fn heap_bytes(&self) -> u64 {
+        self.heap_bytes
+    }
+
+    fn strips_space(&self, start: TextStart) -> bool {
+        self.dummy_prefix && start == TextStart::Document
+    }
+
+    fn encode_piece(&self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        let encoding =
+            self.inner.encode_fast(text, false).map_err(|err| TextError::Encode(err.to_string()))?;
+        ids.extend(encoding.get_ids());
+        Ok(())
+    }
+
+    /// The longest control token that `text` has at byte `at`.
+    fn control_at(&self, text: &str, at: usize) -> Option<&Control> {
+        let rest = text[at..].as_bytes();
+        let is_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+        self.controls.iter().find(|it| {
+            rest.starts_with(it.text.as_bytes())
+                && !(it.by.single_word
+                    && (is_word(text[..at].chars().next_back())
+                        || is_word(text[at + it.text.len()..].chars().next())))
+        })
+    }
+}
+
+fn build_inner(spec: &TokenizerSpec) -> Result<tokenizers::Tokenizer> {
+    let is_known = |it: &&Token| it.kind.is_text() || spec.unk == Some(it.id);
+    let vocab: Vocab = spec.tokens.iter().filter(is_known).map(|it| (it.text.clone(), it.id)).collect();
+    let text = |id: u32| spec.token(id).map(|it| it.text.clone()).unwrap_or_default();
+    let merges = spec.merges.iter().map(|&(left, right)| (text(left), text(right))).collect();
+    let mut builder = BPE::builder()
+        .vocab_and_merges(vocab, merges)
+        .byte_fallback(spec.flags.byte_fallback)
+        .fuse_unk(spec.flags.fuse_unk)
+        .ignore_merges(spec.flags.ignore_merges)
+        .cache_capacity(CACHED_WORDS);
+    if let Some(unk) = spec.unk {
+        builder = builder.unk_token(text(unk));
+    }
+    let refused = |what: &str, err: &dyn std::fmt::Display| {
+        TextError::malformed("tokenizer", format!("{what} is refused: {err}"))
+    };
+    let model = builder.build().map_err(|err| refused("the vocabulary", &err))?;
+    let mut inner = tokenizers::Tokenizer::new(model);
+    if let Some(json) = &spec.normalizer {
+        let part: NormalizerWrapper =
+            serde_json::from_str(json).map_err(|err| refused("the normalizer", &err))?;
+        inner.with_normalizer(Some(part));
+    }
+    if let Some(json) = &spec.pre_tokenizer {
+        let part: PreTokenizerWrapper =
+            serde_json::from_str(json).map_err(|err| refused("the pre-tokenizer", &err))?;
+        inner.with_pre_tokenizer(Some(part));
+    }
+    let added: Vec<AddedToken> = spec.tokens.iter().filter_map(added_token).collect();
+    inner.add_tokens(&added);
+    Ok(inner)
+}
+
+fn added_token(token: &Token) -> Option<AddedToken> {
+    let Kind::Added(by) = token.kind else { return None };
+    let added = AddedToken::from(token.text.clone(), false);
+    let added = added.lstrip(by.lstrip).rstrip(by.rstrip);
+    Some(added.single_word(by.single_word).normalized(by.normalized))
+}
+
+/// The bytes of every token, back to back.
+#[derive(Debug)]
+struct ByteTable {
+    bytes: Vec<u8>,
+    /// Where the bytes of each id end; they start where those of the id before end.
+    ends: Vec<u32>,
+}
+
+impl ByteTable {
+    fn new(spec: &TokenizerSpec) -> Self {
+        let mut bytes = Vec::with_capacity(spec.tokens.iter().map(|it| it.text.len()).sum());
+        let mut ends = Vec::with_capacity(spec.n_ids() as usize);
+        for token in &spec.tokens {
+            let before = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+            ends.resize(token.id as usize, before);
+            push_bytes(token, spec.spelling, &mut bytes);
+            ends.push(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+        }
+        Self { bytes, ends }
+    }
+
+    fn get(&self, id: u32) -> &[u8] {
+        let idx = id as usize;
+        let Some(&end) = self.ends.get(idx) else { return &[] };
+        let start = idx.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.bytes[start as usize..end as usize]
+    }
+
+    fn len(&self) -> u32 {
+        u32::try_from(self.ends.len()).expect("ids are below 4 Mi")
+    }
+
+    fn heap_bytes(&self) -> u64 {
+        (self.bytes.capacity() + 4 * self.ends.capacity()) as u64
+    }
+}
+
+fn push_bytes(token: &Token, spelling: Spelling, out: &mut Vec<u8>) {
+    let text = &token.text;
+    match (token.kind, spelling) {
+        (Kind::Control(_), _) => {}
+        (Kind::Byte, _) => out.extend(byte_named(text)),
+        (Kind::Added(_), Spelling::ByteLevel) => out.extend(text.as_bytes()),
+        (Kind::Normal | Kind::Unused, Spelling::ByteLevel) => match bytelevel::bytes_of(text) {
+            Some(bytes) => out.extend(bytes),
+            None => out.extend(text.as_bytes()),
+        },
+        (Kind::Normal | Kind::Unused | Kind::Added(_), Spelling::Sentence { .. }) => {
+            out.extend(text.replace('▁', " ").as_bytes());
+        }
+    }
+}
+
+/// The byte that `<0x41>` names.
+pub(crate) fn byte_named(text: &str) -> Option<u8> {
+    let hex = text.strip_prefix("<0x")?.strip_suffix('>')?;
+    let is_two = hex.len() == 2 && hex.bytes().all(|b| b.is_ascii_hexdigit());
+    is_two.then(|| u8::from_str_radix(hex, 16).ok()).flatten()
+}
+
+/// What the maps of the `tokenizers` crate hold: each text twice (text → id, id → text), each merge once,
+/// and the cache of words; a hash table has 8 slots for 7 entries and is at least half full.
+fn estimate_heap(spec: &TokenizerSpec) -> u64 {
+    let slots = |entries: usize| (entries.max(4) * 8 / 7).next_power_of_two() as u64;
+    let texts: u64 = spec.tokens.iter().map(|it| 2 * (it.text.len() as u64).next_multiple_of(16)).sum();
+    let maps = 2 * slots(spec.tokens.len()) * 33 + slots(spec.merges.len()) * 17;
+    texts + maps + CACHED_WORDS as u64 * 300
+}

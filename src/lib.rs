@@ -1,4 +1,25 @@
-//! (being written)
+//! `waste`: a compute-graph compiler and planned executor for large language models.
+//!
+//! A model is lowered once into a typed op graph, improved by passes, planned into a file that states every byte and
+//! every step, and then executed by a small runtime that only walks that plan.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`compile`] | all stages in order: [`compile::compile`], [`compile::Compiled`] |
+//! | [`generate`] | prompts continued over a [`Session`] |
+//! | [`cache`] | compiled plans kept between runs |
+//! | [`formats`], [`models`], [`text`] | model files, architectures, tokenizers |
+//! | [`report`] | tables, statistics and predictions about plans |
+//! | [`progress`] | how far long work has come |
 #![forbid(unsafe_code)]
 
+pub mod cache;
+pub mod compile;
 pub mod formats;
+pub mod generate;
+pub mod models;
+pub mod progress;
+pub mod text;
+
+pub use waste_plan::schema::Plan;
+pub use waste_runtime::{LoadedPlan, Session, SessionOptions};

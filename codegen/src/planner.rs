@@ -1,5 +1,6 @@
 //! The stages in order, and the request and errors of planning.
 
+use waste_ir::verify::Verified;
 use waste_ir::{Module, Phase, SourceDecl, StateDecl, ValueId};
 use waste_plan::DType;
 use waste_plan::schema::{
@@ -104,7 +105,8 @@ pub enum PlanError {
 ///
 /// # Errors
 /// If an op has no step, a shape no kernel, or a size no 64 bits.
-pub fn plan(module: &Module, request: &PlanRequest) -> Result<Plan, PlanError> {
+pub fn plan(verified: &Verified<'_>, request: &PlanRequest) -> Result<Plan, PlanError> {
+    let module = verified.module();
     for graph in module.graphs.values() {
         if graph.phase != Phase::Final {
             let (found, expected) = (graph.phase.name(), Phase::Final.name());
@@ -171,10 +173,13 @@ fn plan_program(lowered: &Lowered<'_>, name: String, memory: &mut Memory) -> Pro
 fn thread_bytes(step: &waste_plan::schema::Step) -> u64 {
     let (rows, cols) = (u64::from(step.tile.rows), u64::from(step.tile.cols));
     let bytes = match step.kind {
-        StepKind::LinearGlu { .. } => 2 * rows * cols * 4,
-        StepKind::RmsNorm { quant: Some(_), .. } | StepKind::LayerNorm { quant: Some(_), .. } => {
-            u64::from(step.reads[0].cols) * 4
+        StepKind::LinearGlu { quant, .. } => {
+            let fx = quant.and_then(waste_plan::Math::act_dtype).and_then(|it| it.row_bytes(cols)).unwrap_or(0);
+            2 * rows * cols * 4 + (cols * 4).next_multiple_of(64) + fx
         }
+        StepKind::Linear { residual: true, .. } => rows * cols * 4,
+        StepKind::RmsNorm { quant: Some(_), .. } => u64::from(step.reads[0].cols) * 4,
+        StepKind::LayerNorm { .. } => u64::from(step.reads[0].cols) * 8,
         StepKind::Attention { .. } => rows * (u64::from(KV_TILE) + 2 * cols + 16) * 4,
         _ => 0,
     };

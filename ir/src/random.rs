@@ -16,6 +16,7 @@ use crate::graph::{
     Graph, ModelInfo, Module, Phase, SourceDecl, StateDecl, StateId, StateKind, ValueId, WeightId,
     WeightInit,
 };
+use crate::interp::decode_weight;
 use crate::types::{Dim, SymDecl, TensorType};
 
 /// Rows of the caches of a random module: sequences it can hold.
@@ -30,6 +31,28 @@ pub struct RandomModule {
     pub module: Module,
     /// The bytes of source `@0`.
     pub bytes: Vec<u8>,
+}
+
+impl RandomModule {
+    /// The decoded elements of a weight: a [`WeightSource`](crate::WeightSource) for the evaluator.
+    ///
+    /// # Errors
+    /// If `id` is a weight that a pass declared outside the bytes.
+    pub fn weight(&self, id: WeightId) -> Result<Vec<f64>, String> {
+        self.weight_of(&self.module, id)
+    }
+
+    /// The same for a module that passes made of this one.
+    ///
+    /// # Errors
+    /// If `id` lies outside the bytes.
+    pub fn weight_of(&self, module: &Module, id: WeightId) -> Result<Vec<f64>, String> {
+        decode_weight(module, id, &|_, offset, len| {
+            let range = usize::try_from(offset).ok().zip(usize::try_from(len).ok());
+            let bytes = range.and_then(|(at, len)| self.bytes.get(at..at.checked_add(len)?));
+            bytes.map(<[u8]>::to_vec).ok_or_else(|| format!("no {len} bytes at {offset}"))
+        })
+    }
 }
 
 /// A dense decoder.

@@ -154,7 +154,7 @@ fn damaged_text_is_refused_or_read_but_never_panics() {
             }
         }
     }
-    assert!(refused > 200 && read > 50, "refused {refused}, read {read}");
+    assert!(refused > 200 && read > 10, "refused {refused}, read {read}");
 }
 
 fn damage(text: &mut Vec<u8>, rng: &mut Rng) {

@@ -17,11 +17,7 @@ use crate::rewrite::{Arg, Edit, Edits};
 ///
 /// # Errors
 /// If a new op does not type.
-pub(crate) fn rebuild(
-    module: &Module,
-    edits: &[Edits],
-    extra: &[WeightDecl],
-) -> Result<Module, BuildError> {
+pub(crate) fn rebuild(module: &Module, edits: &[Edits], extra: &[WeightDecl]) -> Result<Module, BuildError> {
     let lives: Vec<Live<'_>> =
         module.graphs.values().zip(edits).map(|(graph, edits)| Live::of(graph, edits)).collect();
     let declared: PrimaryMap<WeightId, &WeightDecl> = module.weights.values().chain(extra).collect();

@@ -8,12 +8,10 @@
 //!
 //! All graphs must merge a weight in the same company, so that its rows are stored once.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use smallvec::smallvec;
-use waste_ir::{
-    Act, Dim, Graph, Module, Op, OpId, TensorType, ValueId, WeightDecl, WeightId, WeightInit,
-};
+use waste_ir::{Act, Dim, Graph, Module, Op, OpId, TensorType, ValueId, WeightDecl, WeightId, WeightInit};
 use waste_plan::DType;
 use waste_plan::ids::{EntityRef, SecondaryMap};
 
@@ -37,7 +35,7 @@ impl Pass for MergeLinears {
         for (graph, groups) in module.graphs.values().zip(&groups) {
             let mut edits = Edits::new(None);
             for group in groups {
-                if !group.parts.all().all(|it| exclusive[it]) {
+                if !group.parts.distinct().iter().all(|it| exclusive[*it]) {
                     cx.near_miss("a weight is read elsewhere too", || place(module, graph, group.ops[0]));
                 } else if let Some(weights) = merged.get_or_add(module, &group.parts, cx) {
                     merge(graph, &group.ops, weights, &mut edits);
@@ -56,15 +54,16 @@ struct Group {
 }
 
 /// The weights of a group, and its biases unless it has none.
-#[derive(Clone, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 struct Parts {
     weights: Vec<WeightId>,
     biases: Vec<WeightId>,
 }
 
 impl Parts {
-    fn all(&self) -> impl Iterator<Item = WeightId> + '_ {
-        self.weights.iter().chain(&self.biases).copied()
+    /// Weights and biases, each once.
+    fn distinct(&self) -> BTreeSet<WeightId> {
+        self.weights.iter().chain(&self.biases).copied().collect()
     }
 }
 
@@ -74,6 +73,7 @@ struct Candidate {
     weight: WeightId,
     bias: Option<WeightId>,
     dtype: DType,
+    rows: u32,
 }
 
 impl Candidate {
@@ -100,13 +100,14 @@ fn find_groups(module: &Module, graph: &Graph, cx: &mut PassCx<'_>) -> Vec<Group
                 continue;
             }
             let alike: Vec<&Candidate> = here.iter().filter(|it| it.class() == first.class()).collect();
-            if alike.len() > 1 {
+            if alike.iter().map(|it| u64::from(it.rows)).sum::<u64>() > u64::from(u32::MAX) {
+                cx.near_miss("the rows together exceed 32 bits", || place(module, graph, first.op));
+            } else if alike.len() > 1 {
                 groups.push(group_of(&alike));
-            } else if let Some(other) = here.iter().find(|it| it.op != first.op) {
+            } else if here.len() > 1 {
                 let same_dtype = here.iter().any(|it| it.op != first.op && it.dtype == first.dtype);
                 let reason = if same_dtype { "only some have a bias" } else { "the weight dtypes differ" };
-                let later = first.op.max(other.op);
-                cx.near_miss(reason, || place(module, graph, later));
+                cx.near_miss(reason, || place(module, graph, first.op));
             }
         }
     }
@@ -137,11 +138,7 @@ fn shared_sites(m: &Matcher<'_>) -> Vec<Vec<OpId>> {
     sites
 }
 
-fn candidate(
-    m: &Matcher<'_>,
-    op: OpId,
-    reshaped: &SecondaryMap<ValueId, bool>,
-) -> Result<Candidate, Miss> {
+fn candidate(m: &Matcher<'_>, op: OpId, reshaped: &SecondaryMap<ValueId, bool>) -> Result<Candidate, Miss> {
     let data = &m.graph.ops[op];
     let bare = matches!(data.op, Op::Linear { act: Act::None }) && data.optional(3).is_none();
     demand(bare, "the linear has an epilogue already")?;
@@ -150,7 +147,8 @@ fn candidate(
     demand(!matches!(decl.init, WeightInit::Concat(_)), "the weight was merged before")?;
     demand(!reshaped[data.results[0]], "the result is reshaped, which wants contiguous rows")?;
     let bias = data.optional(2).map(|it| m.graph.weight(it).ok_or(Miss::Near("the bias is no weight")));
-    Ok(Candidate { op, weight, bias: bias.transpose()?, dtype: decl.ty.dtype })
+    let rows = m.graph.ty(data.results[0]).shape.cols().expect("linears have known columns");
+    Ok(Candidate { op, weight, bias: bias.transpose()?, dtype: decl.ty.dtype, rows })
 }
 
 fn reshaped_values(graph: &Graph) -> SecondaryMap<ValueId, bool> {
@@ -174,7 +172,7 @@ fn exclusive_weights<'a>(
     }
     let mut company: SecondaryMap<WeightId, Option<(&Parts, u32)>> = SecondaryMap::new(None);
     for group in groups {
-        for weight in group.parts.all() {
+        for weight in group.parts.distinct() {
             match &mut company[weight] {
                 Some((parts, count)) if *parts == &group.parts => *count += 1,
                 Some(_) => {}
@@ -241,8 +239,7 @@ fn merge(graph: &Graph, ops: &[OpId], (weight, bias): (WeightId, Option<WeightId
     let mut start = 0;
     for op in ops {
         let len = graph.ty(graph.ops[*op].results[0]).shape.cols().expect("linears have known columns");
-        let slice =
-            NewOp { op: Op::Slice { start, len }, operands: smallvec![Some(Arg::New(first, 0))] };
+        let slice = NewOp { op: Op::Slice { start, len }, operands: smallvec![Some(Arg::New(first, 0))] };
         edits[*op] = Some(if *op == first {
             Edit { ops: smallvec![linear.clone(), slice], results: smallvec![Arg::New(first, 1)] }
         } else {

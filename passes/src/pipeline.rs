@@ -11,7 +11,7 @@ use std::fmt;
 use std::time::Instant;
 
 use bumpalo::Bump;
-use waste_ir::Module;
+use waste_ir::{Module, verify};
 use waste_plan::Math;
 
 use crate::canonicalize::Canonicalize;
@@ -86,7 +86,10 @@ fn all_entries() -> Vec<Entry> {
         Entry::new(Dce, "before fusions: a dead reader would look like a second use"),
         Entry::new(FuseGlu, "before merge-linears: merged, gate and up would be slices and no longer match"),
         Entry::new(MergeLinears, "before fuse-epilogue: a linear with an epilogue is not merged"),
-        Entry::new(FuseEpilogue, "after merge-linears; before quantize-acts, so that it sees f32 linears only"),
+        Entry::new(
+            FuseEpilogue,
+            "after merge-linears; before quantize-acts, so that it sees f32 linears only",
+        ),
         Entry::new(QuantizeActs, "after merge-linears: one reader of x, one quant_act"),
         Entry::new(Cse, "after quantize-acts: readers of one x share one quant_act"),
         Entry::new(FuseQuant, "after the second cse: a producer is fused only with its sole reader"),
@@ -115,18 +118,34 @@ pub fn pipeline(options: &PipelineOptions) -> Result<Vec<Entry>, PassError> {
     Ok(entries)
 }
 
-/// The pass named `name`, wherever it stands first.
+/// The pass named `name`: to check names that are given before a pipeline runs.
 ///
 /// # Errors
 /// [`PassError::Unknown`], with the nearest name.
-pub fn find<'a>(entries: &'a [Entry], name: &str) -> Result<&'a Entry, PassError> {
+pub fn pass_named(name: &str) -> Result<&'static str, PassError> {
+    find(&all_entries(), name).map(|it| it.name)
+}
+
+/// The names of the optional passes, each once, in order.
+#[must_use]
+pub fn optional_passes() -> Vec<&'static str> {
+    let mut names: Vec<&'static str> = Vec::new();
+    for entry in all_entries().iter().filter(|it| !it.mandatory) {
+        if !names.contains(&entry.name) {
+            names.push(entry.name);
+        }
+    }
+    names
+}
+
+fn find<'a>(entries: &'a [Entry], name: &str) -> Result<&'a Entry, PassError> {
     entries.iter().find(|it| it.name == name).ok_or_else(|| PassError::Unknown {
         name: name.to_owned(),
         nearest: entries
             .iter()
             .map(|it| it.name)
             .min_by_key(|it| edit_distance(it, name))
-            .expect("mandatory passes are always there"),
+            .expect("the list of all passes is not empty"),
     })
 }
 
@@ -197,8 +216,13 @@ fn run_entry(entry: &Entry, module: &mut Module, mut cx: PassCx<'_>) -> Result<P
     Ok(PassReport { name: entry.name, changed, rewrites, ops_before, ops_after, near_misses, duration })
 }
 
-fn check(_module: &Module, _pass: &'static str) -> Result<(), PassError> {
-    Ok(())
+fn check(module: &Module, pass: &'static str) -> Result<(), PassError> {
+    match verify(module) {
+        Ok(_) => Ok(()),
+        Err(errors) => {
+            Err(PassError::Invalid { pass, errors: errors.iter().map(ToString::to_string).collect() })
+        }
+    }
 }
 
 /// Levenshtein's distance in characters.

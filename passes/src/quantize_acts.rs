@@ -42,10 +42,8 @@ fn quantize(m: &Matcher<'_>, at: OpId, math: Math) -> Attempt {
         return Err(Miss::Other);
     }
     let quant = NewOp { op: Op::QuantAct { math }, operands: smallvec![Some(Arg::Old(x))] };
-    let mut reader = NewOp {
-        op: data.op.clone(),
-        operands: data.operands.iter().map(|it| it.map(Arg::Old)).collect(),
-    };
+    let mut reader =
+        NewOp { op: data.op.clone(), operands: data.operands.iter().map(|it| it.map(Arg::Old)).collect() };
     reader.operands[0] = Some(Arg::New(at, 0));
     Ok(Edit { ops: smallvec![quant, reader], results: smallvec![Arg::New(at, 1)] })
 }

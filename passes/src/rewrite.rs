@@ -12,9 +12,7 @@
 
 use bumpalo::Bump;
 use smallvec::{SmallVec, smallvec};
-use waste_ir::{
-    Def, Graph, Module, Op, OpData, OpId, ValueId, ValueNames, WeightDecl, WeightId, print_op,
-};
+use waste_ir::{Def, Graph, Module, Op, OpData, OpId, ValueId, ValueNames, WeightDecl, WeightId, print_op};
 use waste_plan::ids::{EntityRef, SecondaryMap};
 
 use crate::emit::rebuild;

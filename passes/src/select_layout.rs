@@ -4,7 +4,8 @@
 //! Requires: phase legal.  Refuses when: never.
 //! Numerics: preserves (no op changes; packing keeps exact values).
 //! Why: a matrix that is multiplied lies in blocks of 16 rows, so that kernels read contiguous lines; a table that is only read row by
-//! row, and a vector, stay plain. A table that is also multiplied (tied embeddings) is packed once and read from there.
+//! row, and a vector, stay plain. A table that is also multiplied (tied embeddings) is packed once and read from there. A weight that no
+//! op reads, because it is a part of a merged one, gets no layout: it is not in the plan by itself.
 
 use waste_ir::{Graph, Module, Op, Phase, ValueId, WeightId};
 use waste_plan::Packing;
@@ -23,12 +24,15 @@ impl Pass for SelectLayout {
     const MANDATORY: bool = true;
 
     fn run(&self, module: &mut Module, cx: &mut PassCx<'_>) -> Result<Changed, PassError> {
-        let multiplied = multiplied(module);
+        let wanted = wanted(module);
         let mut changed = Changed::No;
         for id in module.weights.keys() {
             let decl = &mut module.weights[id];
-            let packed = if multiplied[id] { Packing::of(decl.ty.dtype) } else { None };
-            let packing = Some(packed.unwrap_or(Packing::Plain));
+            let packing = match wanted[id] {
+                Reads::None => None,
+                Reads::Rows => Some(Packing::Plain),
+                Reads::Product => Packing::of(decl.ty.dtype),
+            };
             if decl.packing != packing && cx.permit() {
                 decl.packing = packing;
                 changed = Changed::Yes;
@@ -38,9 +42,19 @@ impl Pass for SelectLayout {
     }
 }
 
-/// Which weights are matrices of a linear, be it through a bank.
-fn multiplied(module: &Module) -> SecondaryMap<WeightId, bool> {
-    let mut out = SecondaryMap::new(false);
+/// How a weight is read, by all graphs together; the later variant wins.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Reads {
+    /// Not at all.
+    None,
+    /// As it is: a vector, or row by row.
+    Rows,
+    /// As the matrix of a linear, be it through a bank.
+    Product,
+}
+
+fn wanted(module: &Module) -> SecondaryMap<WeightId, Reads> {
+    let mut out = SecondaryMap::new(Reads::None);
     for graph in module.graphs.values() {
         for data in graph.ops.values() {
             let matrices: &[usize] = match data.op {
@@ -48,9 +62,10 @@ fn multiplied(module: &Module) -> SecondaryMap<WeightId, bool> {
                 Op::LinearGlu { .. } => &[1, 2],
                 _ => &[],
             };
-            for slot in matrices {
-                if let Some(weight) = origin(graph, data.operand(*slot)) {
-                    out[weight] = true;
+            for (slot, value) in data.operands.iter().enumerate() {
+                let reads = if matrices.contains(&slot) { Reads::Product } else { Reads::Rows };
+                if let Some(weight) = value.and_then(|it| origin(graph, it)) {
+                    out[weight] = reads.max(out[weight]);
                 }
             }
         }

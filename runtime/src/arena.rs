@@ -232,6 +232,16 @@ impl Spaces {
         FxRowMut::new(data, operand.cols as usize, operand.dtype.fx().expect("a validated fx operand"))
     }
 
+    /// Bytes `range` of one row of quantised activations, writable: whole groups of one tile.
+    pub(crate) fn fx_bytes_mut(&self, operand: &Operand, row: usize, range: Range<usize>) -> &mut [u8] {
+        let (ptr, span) = self.rows_at(operand, &(row..row + 1));
+        assert!(range.start <= range.end && range.end <= span, "bytes {range:?} of a row of {span}");
+        // SAFETY: in bounds by `rows_at` and the assertion.
+        let at = unsafe { ptr.add(range.start) };
+        // SAFETY: in bounds as above; a tile covers whole groups and only it writes their bytes (module invariant).
+        unsafe { std::slice::from_raw_parts_mut(at, range.len()) }
+    }
+
     /// Elements `range` of a state.
     pub(crate) fn state<T: CacheElem>(&self, id: u32, range: Range<usize>) -> &[T] {
         let (ptr, n) = self.state_at::<T>(id, &range);
@@ -272,6 +282,13 @@ pub(crate) fn f32s(bytes: &[u8]) -> &[f32] {
     let (head, body, tail) = unsafe { bytes.align_to::<f32>() };
     assert!(head.is_empty() && tail.is_empty(), "an aligned f32 vector");
     body
+}
+
+/// The bytes of f32 scratch.
+pub(crate) fn bytes_of_mut(data: &mut [f32]) -> &mut [u8] {
+    // SAFETY: u8 has no alignment and takes all bits; so does f32 for whatever bytes are written.
+    let (_, bytes, _) = unsafe { data.align_to_mut::<u8>() };
+    bytes
 }
 
 /// Scratch of one thread: f32 elements, 64-byte aligned.

@@ -134,19 +134,11 @@ struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    /// Stored bytes of part `index`; a vector's part counts its elements as rows.
+    /// Stored bytes of part `index`, if they lie inside their source.
     fn bytes(&self, index: usize) -> Option<&[u8]> {
-        let part = &self.weight.parts[index];
-        let elems = if self.weight.rows == 1 && self.weight.parts.len() == 1 {
-            self.weight.cols
-        } else if self.weight.rows == 1 {
-            part.rows
-        } else {
-            part.rows.checked_mul(self.weight.cols)?
-        };
-        let bytes = part.stored.row_bytes(elems)?;
+        let part = self.weight.parts.get(index)?;
         let start = usize::try_from(part.offset).ok()?;
-        let end = start.checked_add(usize::try_from(bytes).ok()?)?;
+        let end = start.checked_add(usize::try_from(self.weight.part_bytes(index)?).ok()?)?;
         self.sources.get(part.source as usize)?.bytes().get(start..end)
     }
 }

@@ -239,11 +239,8 @@ impl Meta {
                 self.file_strs(key, *count, *start).map(Some)
             }
             Value::List(all) => {
-                let text = |it| match it {
-                    Value::Text(text) => Ok(text.as_str()),
-                    other => Err(self.mistyped(key, entry, other, "a string")),
-                };
-                all.iter().map(text).collect::<Result<_>>().map(Some)
+                let wrong = |it| self.mistyped(key, entry, it, "a string");
+                all.iter().map(|it| it.as_text().ok_or_else(|| wrong(it))).collect::<Result<_>>().map(Some)
             }
             other => Err(self.mistyped(key, entry, other, "an array of strings")),
         }
@@ -391,6 +388,13 @@ impl Meta {
 }
 
 impl Value {
+    fn as_text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
     fn described(&self) -> String {
         match self {
             Self::Int(n) => format!("the integer {n}"),

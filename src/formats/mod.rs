@@ -27,5 +27,5 @@ pub use hub::HubCache;
 pub use meta::Meta;
 pub use model::{Format, ModelFiles};
 pub use safetensors::ForeignTensor;
-pub use source::{Bytes, FileStamp, Source, read_small};
+pub use source::{FileStamp, Source, read_small};
 pub use tensor::TensorInfo;

@@ -12,10 +12,12 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use waste_runtime::weights::MappedFile;
+
 use super::error::{FormatError, Result, grouped, shown};
 
-/// Bytes that several owners may hold: a mapping, or a vector in tests.
-pub type Bytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
+/// Bytes that several owners hold.
+pub(crate) type Bytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 /// What tells two states of a file apart without reading it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,15 +48,8 @@ impl Source {
         if !meta.is_file() {
             return Err(FormatError::not_a_model(path, "not a regular file"));
         }
-        let bytes = map(path).map_err(|err| FormatError::io(path, err))?;
-        Ok(Self { path: path.to_path_buf(), bytes, stamp: stamp_of(&meta) })
-    }
-
-    /// Bytes that stand for the file `name`; for tests and callers with their own storage.
-    #[must_use]
-    pub fn from_bytes(name: &str, bytes: Bytes) -> Self {
-        let len = (*bytes).as_ref().len() as u64;
-        Self { path: PathBuf::from(name), bytes, stamp: FileStamp { len, modified_ns: 0, inode: 0 } }
+        let map = MappedFile::open(path).map_err(|err| FormatError::io(path, err))?;
+        Ok(Self { path: path.to_path_buf(), bytes: Arc::new(map), stamp: stamp_of(&meta) })
     }
 
     /// Where the file is.
@@ -76,8 +71,7 @@ impl Source {
     }
 
     /// Shared ownership of [`Source::bytes`].
-    #[must_use]
-    pub fn share(&self) -> Bytes {
+    pub(crate) fn share(&self) -> Bytes {
         Arc::clone(&self.bytes)
     }
 
@@ -111,10 +105,6 @@ pub fn read_small(path: &Path, cap: u64) -> Result<Option<Vec<u8>>> {
         return Err(FormatError::not_a_model(path, reason));
     }
     Ok(Some(out))
-}
-
-fn map(path: &Path) -> std::io::Result<Bytes> {
-    Ok(Arc::new(std::fs::read(path)?))
 }
 
 fn stamp_of(meta: &std::fs::Metadata) -> FileStamp {

@@ -30,7 +30,6 @@ const HARMLESS: &[&str] = &[
     "eos_token_id",
     "exponential_decay_length_penalty*",
     "finetuning_task",
-    "forced_*_token_id",
     "forced_bos_token_id",
     "forced_eos_token_id",
     "gradient_checkpointing",

@@ -200,7 +200,8 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
-    const ALL: SamplerOptions = SamplerOptions { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 7 };
+    const ALL: SamplerOptions =
+        SamplerOptions { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 7 };
 
     #[test]
     fn the_generator_is_the_published_one() {
@@ -215,7 +216,10 @@ mod tests {
             9_973_669_472_204_895_162,
         ];
         assert_eq!(got, want);
-        assert_eq!(Xoshiro256PlusPlus::from_seed(0).state[..2], [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4]);
+        assert_eq!(
+            Xoshiro256PlusPlus::from_seed(0).state[..2],
+            [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4]
+        );
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! A tokenizer as data: what every source is read into, what a plan carries, what [`Tokenizer`] is built from.
 //!
 //! Invariants (held by [`TokenizerSpec::checked`], for plan sections too)
-//! - token ids ascend strictly and are below 4 Mi; texts of tokens that text can become are unique;
-//! - merges join tokens that text can become into such a token, and never touch a control token;
+//! - token ids ascend strictly and are below 4 Mi;
+//! - merges join tokens that text can become, so that they never touch a control token;
 //! - components (normaliser, pre-tokeniser) are of the kinds listed here, and do not nest.
 //!
 //! Deliberately absent: models other than BPE, dropout, truncation and padding.
@@ -97,9 +97,7 @@ pub(crate) enum Spelling {
     ByteLevel,
     /// SentencePiece: `▁` is a space, `<0x41>` a byte; `dummy_prefix` says that encoding put a space in
     /// front, which decoding takes away again.
-    Sentence {
-        dummy_prefix: bool,
-    },
+    Sentence { dummy_prefix: bool },
 }
 
 impl TokenizerSpec {
@@ -183,7 +181,13 @@ impl TokenizerSpec {
         self.stop_ids.dedup();
         self.stop_ids.retain(|id| *id < n_ids);
         check_component(file, "normalizer", self.normalizer.as_deref(), "normalizers", NORMALIZERS)?;
-        check_component(file, "pre-tokenizer", self.pre_tokenizer.as_deref(), "pretokenizers", PRE_TOKENIZERS)?;
+        check_component(
+            file,
+            "pre-tokenizer",
+            self.pre_tokenizer.as_deref(),
+            "pretokenizers",
+            PRE_TOKENIZERS,
+        )?;
         Ok(self)
     }
 }

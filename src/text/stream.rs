@@ -123,7 +123,9 @@ impl StopFilter {
         let could_stop = |at: usize| self.stops.iter().any(|stop| stop.as_bytes().starts_with(&bytes[at..]));
         let longest = self.stops.iter().map(String::len).max().unwrap_or(0);
         let from = bytes.len().saturating_sub(longest);
-        (from..bytes.len()).find(|at| self.held.is_char_boundary(*at) && could_stop(*at)).unwrap_or(bytes.len())
+        (from..bytes.len())
+            .find(|at| self.held.is_char_boundary(*at) && could_stop(*at))
+            .unwrap_or(bytes.len())
     }
 }
 
@@ -133,7 +135,8 @@ mod tests {
 
     #[test]
     fn invalid_bytes_are_replaced_as_the_standard_library_does() {
-        let cases: [&[u8]; 6] = [b"a\xffb", b"\xe2\x82", b"\xf0\x9f\x98\x80", b"\xe2\x28\xa1", b"\xc0\x80", b"\xed\xa0\x80x"];
+        let cases: [&[u8]; 6] =
+            [b"a\xffb", b"\xe2\x82", b"\xf0\x9f\x98\x80", b"\xe2\x28\xa1", b"\xc0\x80", b"\xed\xa0\x80x"];
         for bytes in cases {
             let mut text = String::new();
             let mut held = Vec::new();
@@ -163,7 +166,18 @@ mod tests {
     #[test]
     fn a_stop_string_cuts_the_same_however_the_text_arrives() {
         let stops = ["\n\nUser:", "é!", "abab", "bc"];
-        let texts = ["hello\n\nUser: x", "\n\nUs", "ababab", "café! x", "xabc", "aabab", "abab", "no stop", "caf", "aébcé!"];
+        let texts = [
+            "hello\n\nUser: x",
+            "\n\nUs",
+            "ababab",
+            "café! x",
+            "xabc",
+            "aabab",
+            "abab",
+            "no stop",
+            "caf",
+            "aébcé!",
+        ];
         for text in texts {
             let chars: Vec<char> = text.chars().collect();
             for cut in 1..=chars.len() {

@@ -192,7 +192,7 @@ impl Tokenizer {
 
     /// The longest control token that `text` has at byte `at`.
     fn control_at(&self, text: &str, at: usize) -> Option<&Control> {
-        let rest = text[at..].as_bytes();
+        let rest = &text.as_bytes()[at..];
         let is_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
         self.controls.iter().find(|it| {
             rest.starts_with(it.text.as_bytes())

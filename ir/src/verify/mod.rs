@@ -13,7 +13,7 @@
 //!
 //! Structure of a graph
 //! 9. Ids are in range, and values say where they come from. Sizes are at least 1, and the largest size in bytes fits 64 bits.
-//! 10. Each op stands in one order, once; each region has one owner; regions nest at most [`MAX_DEPTH`] deep.
+//! 10. Each op stands in one order, once; each region has one owner; regions nest at most [`MAX_DEPTH`](crate::text::MAX_DEPTH) deep.
 //! 11. A value is used after its definition, and inside the region that defines it.
 //! 12. An op has its mandatory operands, its number of results, and a region exactly if it needs one.
 //!
@@ -44,7 +44,7 @@ use waste_plan::ids::{EntityRef, SecondaryMap};
 
 use crate::graph::{Graph, GraphId, Module, OpId, StateId, WeightId};
 use crate::text::{
-    MAX_DEPTH, ValueNames, print_graph_header, print_op, print_output, print_state, print_sym, print_weight,
+    ValueNames, print_graph_header, print_op, print_output, print_state, print_sym, print_weight,
 };
 use crate::types::SymId;
 
@@ -107,8 +107,8 @@ impl std::error::Error for VerifyError {}
 /// Checks every rule.
 ///
 /// # Errors
-/// All broken rules, in the order of the text. Where the structure of a graph is broken (rules 9 to 12), the later
-/// rules are not checked for that graph, nor rule 7 for the module.
+/// All broken rules, in the order of the text. While a declaration or the structure of a graph is broken (rules 1 to 12 but 7),
+/// nothing can be said of that graph's meaning and phase, nor of rule 7.
 pub fn verify(module: &Module) -> Result<Verified<'_>, Vec<VerifyError>> {
     let mut errors = Errors { module, found: Vec::new() };
     structure::names(&mut errors);

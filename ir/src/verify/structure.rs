@@ -159,8 +159,8 @@ impl Walk<'_, '_, '_> {
             }
         }
         if op.op.has_region() != op.region.is_some() {
-            let verb = if op.op.has_region() { "needs" } else { "takes no" };
-            self.cx.op(id, 12, format!("'{}' {verb} a region", op.op.name()));
+            let verb = if op.op.has_region() { "needs a" } else { "takes no" };
+            self.cx.op(id, 12, format!("'{}' {verb} region", op.op.name()));
         }
         if op.results.len() != op.op.n_results() {
             let message = format!("found {} results, expected {}", op.results.len(), op.op.n_results());

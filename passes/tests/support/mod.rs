@@ -1,12 +1,12 @@
 //! What the test files of this crate share.
 #![allow(clippy::unwrap_used, dead_code, reason = "tests; each file uses a part")]
 
-use waste_ir::Module;
+use waste_ir::{Module, print_module, verify};
 use waste_passes::{Entry, Numerics, PipelineOptions, pipeline};
 use waste_plan::Math;
 
 /// Everything on, nothing bounded.
-pub fn options() -> PipelineOptions {
+pub(crate) fn options() -> PipelineOptions {
     PipelineOptions {
         math: Math::Fixed24,
         only: None,
@@ -17,13 +17,16 @@ pub fn options() -> PipelineOptions {
 }
 
 /// Every place of the pipeline.
-pub fn all_passes() -> Vec<Entry> {
+pub(crate) fn all_passes() -> Vec<Entry> {
     pipeline(&options()).unwrap()
 }
 
 /// `module`, which must verify.
-pub fn verified(module: Module) -> Module {
+pub(crate) fn verified(module: Module) -> Module {
+    if let Err(errors) = verify(&module) {
+        panic!("{errors:#?}\n{}", print_module(&module));
+    }
     module
 }
 
-pub fn assert_equal_outputs(_before: &Module, _after: &Module, _numerics: Numerics, _what: &str) {}
+pub(crate) fn assert_equal_outputs(_before: &Module, _after: &Module, _numerics: Numerics, _what: &str) {}

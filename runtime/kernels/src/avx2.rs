@@ -3,8 +3,9 @@
 //! Everything here is one instruction; the references carry the proof that the bytes are there.
 
 use std::arch::x86_64::{
-    __m128i, __m256, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_loadu_ps, _mm256_loadu_si256,
-    _mm256_set1_epi32, _mm256_set1_epi64x, _mm256_storeu_ps, _mm256_storeu_si256,
+    __m128i, __m256, __m256i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch,
+    _mm256_broadcastq_epi64, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_epi32, _mm256_storeu_ps,
+    _mm256_storeu_si256,
 };
 
 /// 16 bytes.
@@ -21,6 +22,22 @@ pub(crate) fn load_16(src: &[u8; 16]) -> __m128i {
 pub(crate) fn load_32(src: &[u8; 32]) -> __m256i {
     // SAFETY: `src` is 32 readable bytes; the unaligned form has no alignment demand.
     unsafe { _mm256_loadu_si256(src.as_ptr().cast()) }
+}
+
+/// 16 words.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(crate) fn load_words(src: &[i16; 16]) -> __m256i {
+    // SAFETY: `src` is 32 readable bytes; the unaligned form has no alignment demand.
+    unsafe { _mm256_loadu_si256(src.as_ptr().cast()) }
+}
+
+/// Stores 16 words.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(crate) fn store_words(dst: &mut [i16; 16], v: __m256i) {
+    // SAFETY: `dst` is 32 writable bytes.
+    unsafe { _mm256_storeu_si256(dst.as_mut_ptr().cast(), v) }
 }
 
 /// Stores 32 bytes.
@@ -71,20 +88,20 @@ pub(crate) fn splat_4(src: [u8; 4]) -> __m256i {
     _mm256_set1_epi32(i32::from_le_bytes(src))
 }
 
-/// 8 bytes repeated 4 times.
+/// 4 words repeated 4 times.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(crate) fn splat_8(src: [u8; 8]) -> __m256i {
-    _mm256_set1_epi64x(i64::from_le_bytes(src))
+pub(crate) fn splat_words(src: &[i16; 4]) -> __m256i {
+    // SAFETY: `src` is 8 readable bytes; the load has no alignment demand.
+    let low = unsafe { _mm_loadl_epi64(src.as_ptr().cast()) };
+    _mm256_broadcastq_epi64(low)
 }
 
 /// Asks for the cache line `ahead` bytes past the start of `src`, wherever that is.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(crate) fn prefetch(src: &[u8], ahead: usize) {
-    let at = src.as_ptr().wrapping_add(ahead);
-    // SAFETY: a prefetch of an address that is not there does nothing.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    _mm_prefetch::<_MM_HINT_T0>(src.as_ptr().wrapping_add(ahead).cast());
 }
 
 /// The two halves of an array.

@@ -15,6 +15,8 @@
 
 pub mod argmax;
 pub mod attention;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 mod bytes;
 mod cpu;
 mod embed;

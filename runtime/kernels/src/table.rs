@@ -216,6 +216,7 @@ impl KernelTable {
             }
             if cpu.has(Isa::Avx2) {
                 table = avx2::table();
+                crate::linear::avx2::install(&mut table);
             }
         }
         table

@@ -40,6 +40,7 @@ use std::path::{Path, PathBuf};
 
 use crate::schema::{Plan, VERSION};
 
+pub use crc32c::crc32c;
 use header::{Entry, Header};
 pub use write::{PlanWriter, WeightsAt};
 

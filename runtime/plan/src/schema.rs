@@ -116,6 +116,20 @@ pub struct Weight {
     pub parts: Vec<Part>,
 }
 
+impl Weight {
+    /// Stored bytes of part `index`; a vector's part counts its elements as rows. `None` if there is no such part or size.
+    #[must_use]
+    pub fn part_bytes(&self, index: usize) -> Option<u64> {
+        let part = self.parts.get(index)?;
+        let elems = match (self.rows, self.parts.len()) {
+            (1, 1) => self.cols,
+            (1, _) => part.rows,
+            _ => part.rows.checked_mul(self.cols)?,
+        };
+        part.stored.row_bytes(elems)
+    }
+}
+
 /// A stored tensor, or the rows of one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {

@@ -1,10 +1,11 @@
 //! Linears: packed weight blocks times activations, then the epilogue on the tile while it is in the first-level cache.
 
-use waste_kernels::{KernelTable, TileMut};
+use waste_kernels::{FxRowMut, KernelTable, TileMut};
 use waste_plan::schema::{Operand, Place, Plan, Step, StepKind};
-use waste_plan::{Act, DType, LANES, Packing};
+use waste_plan::{Act, DType, FX_GROUP, LANES, Packing};
 
 use super::{Exec, Part, act_kernel};
+use crate::arena::bytes_of_mut;
 
 /// Which kernel multiplies weights of a packing with activations of a dtype; `None` if there is none.
 pub(crate) fn has_kernel(packing: Packing, x: DType) -> bool {
@@ -61,18 +62,45 @@ impl Exec<'_> {
         }
     }
 
+    /// Scratch: both products, and for a quantised result one row of each form.
     pub(super) fn linear_glu(&self, step: &Step, part: Part, (act, quant): (Act, bool), scratch: &mut [f32]) {
         let (rows, cols) = (part.rows.len(), part.cols.len());
-        let (gate, up) = scratch[..2 * rows * cols].split_at_mut(rows * cols);
+        let (gate, scratch) = scratch.split_at_mut(rows * cols);
+        let (up, scratch) = scratch.split_at_mut(rows * cols);
         let mut gate = TileMut::from_slice(gate, rows, cols, cols);
         self.product(step, 1, &part, &mut gate);
         let mut up = TileMut::from_slice(up, rows, cols, cols);
         self.product(step, 2, &part, &mut up);
-        assert!(!quant, "resolved at open: a quantised gated linear has no kernel yet");
-        let mut y = self.spaces.tile(&step.writes[0], part.rows, part.cols);
-        for t in 0..rows {
-            self.glu(act, gate.row_mut(t), up.row_mut(t), y.row_mut(t));
+        let out = &step.writes[0];
+        if !quant {
+            let mut y = self.spaces.tile(out, part.rows, part.cols);
+            (0..rows).for_each(|t| self.glu(act, gate.row_mut(t), up.row_mut(t), y.row_mut(t)));
+            return;
         }
+        let (y, fx) = scratch.split_at_mut(cols.next_multiple_of(LANES));
+        for t in 0..rows {
+            self.glu(act, gate.row_mut(t), up.row_mut(t), &mut y[..cols]);
+            self.quantise_groups(&y[..cols], out, (part.rows.start + t, part.cols.start), fx);
+        }
+    }
+
+    /// Quantises whole groups of a row: columns from `start` on, through a row of their own in `fx`.
+    fn quantise_groups(&self, x: &[f32], out: &Operand, (row, start): (usize, usize), fx: &mut [f32]) {
+        let layout = out.dtype.fx().expect("a validated fx operand");
+        let n = out.cols as usize;
+        let bytes = &mut bytes_of_mut(fx)[..layout.row_bytes(x.len())];
+        self.quantise_into(x, out.dtype, &mut FxRowMut::new(bytes, x.len(), layout));
+        let padded = layout.padded(x.len());
+        let mut copy = |to: usize, from: usize, len: usize| {
+            self.spaces.fx_bytes_mut(out, row, to..to + len).copy_from_slice(&bytes[from..from + len]);
+        };
+        for plane in 0..layout.planes {
+            copy(plane * layout.padded(n) + start, plane * padded, padded);
+            let sums = layout.sums_at(n) + (plane * layout.padded(n) + start) / 16 * 2;
+            copy(sums, layout.sums_at(x.len()) + plane * padded / 16 * 2, padded / 16 * 2);
+        }
+        copy(layout.scales_at(n) + start / FX_GROUP * 4, layout.scales_at(x.len()), padded / FX_GROUP * 4);
+        copy(layout.z_at(n) + start / 32 * 4, layout.z_at(x.len()), padded / 32 * 4);
     }
 
     fn bias_act(&self, step: &Step, part: &Part, (act, bias): (Act, bool), y: &mut TileMut<'_>) {

@@ -1,5 +1,6 @@
 //! Steps that work row by row.
 
+use waste_kernels::FxRowMut;
 use waste_plan::schema::{Operand, Place, Step};
 use waste_plan::{DType, LANES, Packing, RopeStyle, UnaryKind};
 
@@ -65,11 +66,15 @@ impl Exec<'_> {
 
     /// One row to the quantised form that `out` has.
     fn quantise(&self, x: &[f32], out: &Operand, row: usize) {
-        let mut y = self.spaces.fx_row_mut(out, row);
-        match out.dtype {
-            DType::Fx24 => self.table.quant_act_fx24(x, &mut y),
-            DType::Fx16 => self.table.quant_act_fx16(x, &mut y),
-            _ => self.table.quant_act_fx8(x, &mut y),
+        self.quantise_into(x, out.dtype, &mut self.spaces.fx_row_mut(out, row));
+    }
+
+    /// One row to the quantised form `dtype`.
+    pub(super) fn quantise_into(&self, x: &[f32], dtype: DType, y: &mut FxRowMut<'_>) {
+        match dtype {
+            DType::Fx24 => self.table.quant_act_fx24(x, y),
+            DType::Fx16 => self.table.quant_act_fx16(x, y),
+            _ => self.table.quant_act_fx8(x, y),
         }
     }
 

@@ -4,11 +4,13 @@
 //! Cache of one row and head: K tiles `[tile][d][32]`, V tiles `[tile][32][dv]`, both f32 or both f16. A query sees
 //! positions 0 … n_pos − 1 (n_pos ≥ 1; 0 gives NaN); tiles it does not reach are not read.
 //!
-//!     s_i = scale · Σ_d fma(q_d, k_id, ·)        d ascending, from 0
-//!     per tile: m_t = max s_i; p_i = exp(s_i − m_t); l_t = 16-lane sum of p; o_t = Σ_i fma(p_i, v_i, ·) ascending
-//!     fold, tiles ascending, from m = −inf, l = 0, o = 0:
-//!     m' = max(m, m_t); a = exp(m − m'); b = exp(m_t − m'); l = fma(l, a, l_t · b); o = fma(o, a, o_t · b)
-//!     result o / l
+//! ```text
+//! s_i = scale · Σ_d fma(q_d, k_id, ·)        d ascending, from 0
+//! per tile: m_t = max s_i; p_i = exp(s_i − m_t); l_t = 16-lane sum of p; o_t = Σ_i fma(p_i, v_i, ·) ascending
+//! fold, tiles ascending, from m = −inf, l = 0, o = 0:
+//! m' = max(m, m_t); a = exp(m − m'); b = exp(m_t − m'); l = fma(l, a, l_t · b); o = fma(o, a, o_t · b)
+//! result o / l
+//! ```
 //!
 //! Invisible positions take part in nothing (a stale or unwritten cache element is never used). A NaN score makes the
 //! query's result NaN. Each query's arithmetic is its own, so blocks of queries may be cut anywhere.

@@ -3,9 +3,11 @@
 //! `linear_W_M(w, k, x, y)`: w is whole packed blocks of 16 rows over k inputs (`waste_plan::pack`), x the quantised
 //! tokens, y the tile f32[tokens, columns], columns ≤ 16 · blocks. Token t reads row t of x. With M's planes,
 //!
-//!     H, M, L = Σ w_i · (h, m, l)_i over the 32 inputs of a weight group        exact in i32
-//!     s   = fma(f32(H), 65536, fma(f32(M), 256, f32(L)))                       (fewer planes, fewer terms)
-//!     acc = fma(s, d · xs, acc);  W4M then: acc = fma(z, m · xs, acc)          groups ascending, from 0
+//! ```text
+//! H, M, L = Σ w_i · (h, m, l)_i over the 32 inputs of a weight group        exact in i32
+//! s   = fma(f32(H), 65536, fma(f32(M), 256, f32(L)))                       (fewer planes, fewer terms)
+//! acc = fma(s, d · xs, acc);  W4M then: acc = fma(z, m · xs, acc)          groups ascending, from 0
+//! ```
 //!
 //! Bounds: |w| ≤ 128, |byte| ≤ 128, so |H|, |M|, |L| ≤ 32 · 2^14 = 2^19. Each is exact in f32, and 256·M + L < 2^28
 //! fits i32; f32(256·M + L) has the bits of the inner fma.
@@ -13,6 +15,8 @@
 //! How a twin blocks tokens, columns and inputs is its own business: exact sums make the order inside a group
 //! irrelevant, and groups ascend for every output.
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
 pub(crate) mod portable;
 
 use waste_plan::Packing;

@@ -2,9 +2,11 @@
 //!
 //! x: f32[n]; out: a row of n inputs in [`FxLayout`](waste_plan::FxLayout) with 3, 2 or 1 planes. Per group of 128:
 //!
-//!     amax = max |x|;  xs = amax / Q;  q = clamp(round-half-even(x · (Q / amax)), −Q, Q)
-//!     amax < 2^-100: q = 0, xs = 0.    A NaN or an infinity in the group: q = 0, xs = NaN.
-//!     q = h·2^16 + m·2^8 + l,  bytes in −128 … 127 (h in −127 … 127 because of Q)
+//! ```text
+//! amax = max |x|;  xs = amax / Q;  q = clamp(round-half-even(x · (Q / amax)), −Q, Q)
+//! amax < 2^-100: q = 0, xs = 0.    A NaN or an infinity in the group: q = 0, xs = NaN.
+//! q = h·2^16 + m·2^8 + l,  bytes in −128 … 127 (h in −127 … 127 because of Q)
+//! ```
 //!
 //! Bounds: a sum of 16 bytes is at most 2048 in magnitude (i16), one of 32 at most 4096, exact in f32. z is the
 //! recombination of the plane sums of 32 inputs, as a linear with weights of 1 would make it. Inputs past n are zero.

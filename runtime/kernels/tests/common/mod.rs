@@ -162,7 +162,9 @@ pub fn weight(packing: Packing, w: &[u8], k: usize, r: usize, i: usize) -> f64 {
         }
         Packing::W8 => scale() * f64::from(block[i / 4 * 64 + lane * 4 + i % 4].cast_signed()),
         Packing::W4 => scale() * (f64::from(nibble()) - 8.0),
-        Packing::W4M => scale() * f64::from(nibble()) + half(packing.minima_at(k) + (i / 32 * LANES + lane) * 2),
+        Packing::W4M => {
+            scale() * f64::from(nibble()) + half(packing.minima_at(k) + (i / 32 * LANES + lane) * 2)
+        }
         Packing::Plain => panic!("plain rows are not packed"),
     }
 }

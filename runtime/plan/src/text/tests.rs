@@ -241,7 +241,7 @@ fn errors_name_line_and_column() {
         "'99999999999999999999' is no whole number in range",
     );
     refused("eps=1e-5", "eps=1e99", "1e99", "'1e99' is no finite number");
-    refused("= embed", "= embde", " tile 4x32", "unknown step kind 'embde'");
+    refused("= embed", "= embde", "tile 4x32", "unknown step kind 'embde'");
 }
 
 #[test]

@@ -54,13 +54,16 @@ impl<'p> Operands<'p> {
     fn kind(&self) -> Checked {
         match &self.step.kind {
             StepKind::Embed => {
-                self.port(0, PortName::Token)?;
                 let table = self.weight(1)?;
-                let is_known =
-                    table.packing == Packing::Plain || Packing::of(table.dtype) == Some(table.packing);
+                let is_known = table.packing == Packing::Plain || Packing::of(table.dtype) == Some(table.packing);
                 ensure(is_known, || format!("a table packed as {}", table.packing.name()))?;
-                let vocab = u64::from(self.plan.model.vocab);
-                ensure(table.rows >= vocab, || format!("a table of {} rows for {vocab} ids", table.rows))?;
+                let ids = if self.port(0, PortName::Pos).is_ok() {
+                    u64::from(self.plan.options.ctx)
+                } else {
+                    self.port(0, PortName::Token)?;
+                    u64::from(self.plan.model.vocab)
+                };
+                ensure(table.rows >= ids, || format!("a table of {} rows for {ids} ids", table.rows))?;
                 self.result(DType::F32, Rows::Tokens(1), table.cols)
             }
             StepKind::QuantAct { math } => {

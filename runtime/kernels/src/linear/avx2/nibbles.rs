@@ -8,10 +8,12 @@
 //! on the way wrap and come back.
 
 use std::arch::x86_64::{
-    __m256, __m256i, _mm256_add_epi16, _mm256_add_epi32, _mm256_and_si256, _mm256_cvtepi32_ps, _mm256_fmadd_ps,
-    _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_ps,
-    _mm256_setzero_ps, _mm256_slli_epi32, _mm256_srli_epi16,
+    __m256, __m256i, _mm256_add_epi16, _mm256_add_epi32, _mm256_and_si256, _mm256_cvtepi32_ps,
+    _mm256_fmadd_ps, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_set1_epi8,
+    _mm256_set1_epi16, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_srli_epi16,
 };
+use std::hint::black_box;
+use std::ops::Range;
 
 use waste_plan::{FX_GROUP, LANES, Packing};
 
@@ -80,45 +82,43 @@ fn linear<const PLANES: usize, const T: usize, const MINIMA: bool>(
     if y.rows() == 1 {
         return one_token::<PLANES, MINIMA>(packing, w, k, x, y);
     }
+    let mut scratch = Scratch { parts: [[Part::ZERO; GROUPS]; TOKENS], panel: Panel::zeroed() };
     for from in (0..y.rows()).step_by(TOKENS) {
-        let tokens = TOKENS.min(y.rows() - from);
+        let tokens = from..y.rows().min(from + TOKENS);
         for chunk in 0..k.div_ceil(FX_GROUP) {
-            chunk_times_blocks::<PLANES, T, MINIMA>(packing, w, k, x, y, from..from + tokens, chunk);
+            let groups = chunk * GROUPS..(k / GROUP).min((chunk + 1) * GROUPS);
+            for (parts, t) in scratch.parts.iter_mut().zip(tokens.clone()) {
+                let token = Token::<PLANES>::new(x, t);
+                for (part, g) in parts.iter_mut().zip(groups.clone()) {
+                    token.part::<MINIMA>(g, part);
+                }
+            }
+            for (block, b) in w.chunks_exact(packing.block_bytes(k)).zip(0..y.cols().div_ceil(LANES)) {
+                let cols = b * LANES..y.cols().min((b + 1) * LANES);
+                scratch.panel.unpack::<MINIMA>(packing, block, k, groups.clone());
+                scratch.times_block::<T, MINIMA>(groups.len(), &mut y.sub(tokens.clone(), cols));
+            }
         }
     }
 }
 
-/// Adds one chunk of inputs of some tokens to all their columns.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn chunk_times_blocks<const PLANES: usize, const T: usize, const MINIMA: bool>(
-    packing: Packing,
-    w: &[u8],
-    k: usize,
-    x: &FxRows<'_>,
-    y: &mut TileMut<'_>,
-    tokens: std::ops::Range<usize>,
-    chunk: usize,
-) {
-    let groups = GROUPS.min(k / GROUP - chunk * GROUPS);
-    let mut parts = [[Part::ZERO; GROUPS]; TOKENS];
-    for (parts, t) in parts.iter_mut().zip(tokens.clone()) {
-        let token = Token::<PLANES>::new(x, t);
-        for (g, part) in parts[..groups].iter_mut().enumerate() {
-            token.part::<MINIMA>(chunk * GROUPS + g, part);
-        }
-    }
-    let mut panel = Panel::zeroed();
-    for (b, block) in w.chunks_exact(packing.block_bytes(k)).enumerate().take(y.cols().div_ceil(LANES)) {
-        panel.unpack::<MINIMA>(packing, block, k, chunk * GROUPS, groups);
-        let cols = b * LANES..y.cols().min((b + 1) * LANES);
-        let mut y = y.sub(tokens.clone(), cols);
-        let (many, rest) = parts[..tokens.len()].as_chunks::<T>();
+/// What the matrix product keeps of one chunk of inputs.
+struct Scratch<const PLANES: usize> {
+    parts: [[Part<PLANES>; GROUPS]; TOKENS],
+    panel: Panel,
+}
+
+impl<const PLANES: usize> Scratch<PLANES> {
+    /// Adds the panel's block times the tokens to a tile of theirs.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn times_block<const T: usize, const MINIMA: bool>(&self, groups: usize, y: &mut TileMut<'_>) {
+        let (many, rest) = self.parts[..y.rows()].as_chunks::<T>();
         for (i, parts) in many.iter().enumerate() {
-            panel.times::<PLANES, T, MINIMA>(groups, parts, &mut y, i * T);
+            self.panel.times::<PLANES, T, MINIMA>(groups, parts, y, i * T);
         }
-        for (i, part) in rest.iter().enumerate() {
-            panel.times::<PLANES, 1, MINIMA>(groups, &[*part], &mut y, many.len() * T + i);
+        for (i, parts) in rest.as_chunks::<1>().0.iter().enumerate() {
+            self.panel.times::<PLANES, 1, MINIMA>(groups, parts, y, many.len() * T + i);
         }
     }
 }
@@ -174,7 +174,12 @@ fn start<const PLANES: usize>(part: &Part<PLANES>) -> Sums<PLANES> {
 /// Adds the products of 4 inputs of 16 rows.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn add_quad<const PLANES: usize>(sums: &mut Sums<PLANES>, codes: [__m256i; 2], part: &Part<PLANES>, q: usize) {
+fn add_quad<const PLANES: usize>(
+    sums: &mut Sums<PLANES>,
+    codes: [__m256i; 2],
+    part: &Part<PLANES>,
+    q: usize,
+) {
     for p in 0..PLANES {
         let x = splat_4(part.quads[p][q]);
         for (sum, codes) in sums[p].iter_mut().zip(codes) {
@@ -195,7 +200,7 @@ fn finish<const PLANES: usize, const MINIMA: bool>(
 ) {
     let xs = _mm256_set1_ps(part.xs);
     for half in 0..2 {
-        let s = recombine(std::array::from_fn(|p| sums[p][half]));
+        let s = recombine::<PLANES>(std::array::from_fn(|p| sums[p][half]));
         acc[half] = scale_step(s, d[half], xs, acc[half]);
         if MINIMA {
             acc[half] = _mm256_fmadd_ps(_mm256_set1_ps(part.z), _mm256_mul_ps(m[half], xs), acc[half]);
@@ -237,15 +242,18 @@ impl Panel {
         }
     }
 
-    /// Unpacks `groups` groups of a block from group `from` on.
+    /// Unpacks some groups of a block.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn unpack<const MINIMA: bool>(&mut self, packing: Packing, block: &[u8], k: usize, from: usize, groups: usize) {
-        let (codes, _) = block[from * GROUP_BYTES..][..groups * GROUP_BYTES].as_chunks::<GROUP_BYTES>();
+    fn unpack<const MINIMA: bool>(&mut self, packing: Packing, block: &[u8], k: usize, groups: Range<usize>) {
+        let from = groups.start;
+        let (codes, _) = block[from * GROUP_BYTES..groups.end * GROUP_BYTES].as_chunks::<GROUP_BYTES>();
         let (scales, _) = block[packing.payload_bytes(k)..].as_chunks::<{ 2 * LANES }>();
         let (minima, _) = block[packing.minima_at(k)..].as_chunks::<{ 2 * LANES }>();
         for (g, codes) in codes.iter().enumerate() {
-            for (pair, codes) in self.codes[g].as_chunks_mut::<2>().0.iter_mut().zip(codes.as_chunks::<64>().0) {
+            for (pair, codes) in
+                self.codes[g].as_chunks_mut::<2>().0.iter_mut().zip(codes.as_chunks::<64>().0)
+            {
                 for (half, codes) in codes.as_chunks::<32>().0.iter().enumerate() {
                     let [low, high] = nibbles(load_32(codes));
                     store_32(&mut pair[0][half], low);
@@ -292,7 +300,7 @@ impl Panel {
     }
 }
 
-/// The matrix-vector product, `SPAN` groups at a time, codes unpacked in registers.
+/// The matrix-vector product, codes unpacked in registers.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn one_token<const PLANES: usize, const MINIMA: bool>(
@@ -334,12 +342,15 @@ fn block_times_token<const PLANES: usize, const MINIMA: bool>(
     let (codes, _) = codes.as_chunks::<GROUP_BYTES>();
     let (scales, _) = scales.as_chunks::<{ 2 * LANES }>();
     let (minima, _) = minima.as_chunks::<{ 2 * LANES }>();
+    // A count that the compiler does not see keeps this a loop: unrolled, it holds all broadcasts at once and spills.
+    let octets = black_box(QUADS / 2);
     for (g, ((codes, scales), part)) in codes.iter().zip(scales).zip(parts).enumerate() {
         let mut sums = start(part);
-        for (j, codes) in codes.as_chunks::<64>().0.iter().enumerate() {
+        for (j, codes) in codes.as_chunks::<64>().0.iter().take(octets).enumerate() {
             prefetch(codes, AHEAD);
             let (eights, _) = codes.as_chunks::<32>();
-            let ([low_0, high_0], [low_1, high_1]) = (nibbles(load_32(&eights[0])), nibbles(load_32(&eights[1])));
+            let ([low_0, high_0], [low_1, high_1]) =
+                (nibbles(load_32(&eights[0])), nibbles(load_32(&eights[1])));
             add_quad(&mut sums, [low_0, low_1], part, 2 * j);
             add_quad(&mut sums, [high_0, high_1], part, 2 * j + 1);
         }

@@ -1,0 +1,183 @@
+//! From a model or plan argument to a loaded plan, and from there to a session.
+
+use std::io::Read;
+use std::path::Path;
+
+use waste::compile::{CompileOptions, Compiled, compile};
+use waste::formats::{ModelFiles, shown};
+use waste::text::{Tokenizer, TokenizerSpec};
+use waste_runtime::sys::Machine;
+use waste_runtime::{CpuFeatures, Isa, LoadedPlan, Session, SessionOptions, needed_bytes};
+
+use super::args::{Backend, MachineArgs, Size};
+use super::cx::Cx;
+use super::error::CliError;
+
+/// Whether `path` is a plan file: by its first bytes, or by its name if it cannot be read.
+pub(crate) fn is_plan(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    let read = std::fs::File::open(path).and_then(|mut it| it.read_exact(&mut magic));
+    match read {
+        Ok(()) => magic == *b"WPLN" || has_plan_name(path),
+        Err(_) => has_plan_name(path),
+    }
+}
+
+fn has_plan_name(path: &Path) -> bool {
+    path.extension().is_some_and(|it| it == "wplan")
+}
+
+/// Opens the plan file `path`; a model is refused with what to do instead.
+///
+/// # Errors
+/// If it is no plan, or a damaged one.
+pub(crate) fn open_plan(path: &Path) -> Result<LoadedPlan, CliError> {
+    if path.exists() && !is_plan(path) {
+        let name = shown(&path.to_string_lossy());
+        return Err(CliError::Input(format!("{name}: not a plan: 'waste compile' makes one, 'waste run' does both")));
+    }
+    Ok(LoadedPlan::open(path)?)
+}
+
+/// Opens the files of a model.
+///
+/// # Errors
+/// As [`ModelFiles::open`].
+pub(crate) fn open_model(model: &Path, cx: &Cx) -> Result<ModelFiles, CliError> {
+    Ok(ModelFiles::open(model, cx.env.hub().as_ref())?)
+}
+
+/// Compiles a model, without packing its weights.
+///
+/// # Errors
+/// As [`compile`].
+pub(crate) fn compile_model(model: &Path, options: &CompileOptions, cx: &Cx) -> Result<Compiled, CliError> {
+    Ok(compile(&open_model(model, cx)?, options, &mut |_| {})?)
+}
+
+/// A plan file opened, or a model compiled and packed in memory.
+///
+/// # Errors
+/// Those of reading and of compiling.
+pub(crate) fn load(target: &Path, options: &CompileOptions, cx: &Cx) -> Result<LoadedPlan, CliError> {
+    if is_plan(target) {
+        return open_plan(target);
+    }
+    let compiled = compile_model(target, options, cx)?;
+    Ok(compiled.load(&*cx.progress("packing", false))?)
+}
+
+/// The tokenizer in a plan; `None` if its model had none.
+///
+/// # Errors
+/// If it is damaged.
+pub(crate) fn tokenizer(loaded: &LoadedPlan) -> Result<Option<Tokenizer>, CliError> {
+    if loaded.text().is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(TokenizerSpec::from_section(loaded.text())?.build()?))
+}
+
+/// Threads, where they run, and the best tier of kernels.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    /// What the session is opened with.
+    pub(crate) options: SessionOptions,
+    /// Threads and which limit set them, for people.
+    pub(crate) threads: String,
+    /// The tier in use.
+    pub(crate) isa: Isa,
+}
+
+/// Settles flags, variables and what the machine has; refuses more memory than there is.
+///
+/// # Errors
+/// If a variable's value makes no sense, or `loaded` needs more memory than `max_mem` or the machine has.
+pub(crate) fn setup(
+    loaded: &LoadedPlan,
+    args: &MachineArgs,
+    max_mem: Option<Size>,
+    cx: &Cx,
+) -> Result<Setup, CliError> {
+    let machine = Machine::detect();
+    let (threads, cpus, said) = threads(&machine, args, cx)?;
+    let isa = tier(args, cx)?;
+    let needs = needed_bytes(loaded.plan(), threads);
+    if let Some(ram) = machine.usable_ram().filter(|it| *it < needs) {
+        let message = format!("needs {needs} bytes of memory, this machine allows {ram}");
+        return Err(CliError::Memory(message));
+    }
+    let options = SessionOptions {
+        threads,
+        cpus,
+        isa,
+        max_mem: max_mem.map(|it| it.0),
+        verify: !args.no_verify,
+        check_finite: args.check_finite,
+        profile: false,
+    };
+    Ok(Setup { options, threads: said, isa })
+}
+
+/// Opens a session on `loaded` that Ctrl-C cancels.
+///
+/// # Errors
+/// Those of [`setup`] and [`Session::open`].
+pub(crate) fn session(
+    loaded: &LoadedPlan,
+    args: &MachineArgs,
+    max_mem: Option<Size>,
+    cx: &Cx,
+) -> Result<(Session, Setup), CliError> {
+    let setup = setup(loaded, args, max_mem, cx)?;
+    let session = Session::open(loaded, &setup.options)?;
+    cx.interrupt.cancels(session.cancel_flag())?;
+    Ok((session, setup))
+}
+
+/// How many threads, on which processors, and the line that says so.
+fn threads(machine: &Machine, args: &MachineArgs, cx: &Cx) -> Result<(usize, Vec<usize>, String), CliError> {
+    let asked = match (args.threads, cx.env.threads()) {
+        (Some(n), _) => Some(n as usize),
+        (None, Some(text)) => {
+            let count = text.parse::<usize>().ok().filter(|it| *it > 0);
+            Some(count.ok_or_else(|| CliError::Usage(format!("WASTE_THREADS is '{text}', expected 1 or more")))?)
+        }
+        (None, None) => None,
+    };
+    let default = machine.default_threads();
+    let cpus = args.cpus.as_ref().map(|it| it.0.clone());
+    let count = asked.unwrap_or_else(|| cpus.as_ref().map_or(default.count, Vec::len));
+    if count > MAX_THREADS {
+        return Err(CliError::Usage(format!("{count} threads, at most {MAX_THREADS} are possible")));
+    }
+    let said = match (asked, &cpus) {
+        (None, None) => default.to_string(),
+        (None, Some(_)) => format!("threads {count} (one a processor of --cpus)"),
+        (Some(_), _) => format!("threads {count} (as asked)"),
+    };
+    let is_default = asked.is_none() && cpus.is_none();
+    let cpus = cpus.unwrap_or_else(|| if is_default { default.cpus } else { Vec::new() });
+    Ok((count, cpus, said))
+}
+
+/// More threads than any machine of today has processors.
+const MAX_THREADS: usize = 1024;
+
+/// The best tier that is both asked for and there.
+fn tier(args: &MachineArgs, cx: &Cx) -> Result<Isa, CliError> {
+    let from_env = |text: String| {
+        text.parse::<Backend>().map_err(|err| CliError::Usage(format!("WASTE_BACKEND is '{text}': {err}")))
+    };
+    let backend = match args.backend {
+        Some(backend) => Some(backend),
+        None => cx.env.backend().map(from_env).transpose()?,
+    };
+    let here = CpuFeatures::detect();
+    let Some(Backend(Some(asked))) = backend else { return Ok(here.best()) };
+    let isa = here.capped(asked).best();
+    if isa != asked {
+        cx.note(&format!("waste: note: {} is not available here, using {}", asked.name(), isa.name()));
+    }
+    Ok(isa)
+}

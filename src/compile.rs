@@ -1,0 +1,373 @@
+//! From a model's files to a plan: import, passes, planning, packing.
+//!
+//! The one place that knows all stages. Each is a function of the stage before; a stage's text is what `waste dump` shows.
+//! Nothing here decides what runs: front ends, passes and the planner do.
+
+mod weights;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use waste_codegen::PlanRequest;
+use waste_ir::verify::{Verified, VerifyError, verify};
+use waste_ir::{Module, SourceId};
+use waste_passes::{Event, PipelineOptions, PipelineReport};
+use waste_plan::file::{FileError, PlanWriter, WeightsAt};
+use waste_plan::ids::EntityRef;
+use waste_plan::schema::{Options, Plan};
+use waste_plan::{DType, Math};
+use waste_runtime::{LoadedPlan, RuntimeError};
+
+use crate::formats::{Bytes, FormatError, ModelFiles, Source};
+use crate::models::{ImportOptions, ModelError, import, trained_ctx};
+use crate::progress::Progress;
+use crate::text::{TextError, Tokenizer, stop_ids};
+
+/// Positions by default, where the model was trained for more: a model that claims a million starts small.
+pub const DEFAULT_CTX: u32 = 4096;
+
+/// What to compile for.
+#[derive(Clone, Debug)]
+pub struct CompileOptions {
+    /// Positions of each row; `None`: the smaller of [`DEFAULT_CTX`] and what the model was trained for.
+    pub ctx: Option<u32>,
+    /// Sequences side by side.
+    pub batch: u32,
+    /// Most tokens of one prefill step.
+    pub chunk: u32,
+    /// Most rows of logits of one step; `None`: `batch`.
+    pub want: Option<u32>,
+    /// Element type of the caches.
+    pub kv: DType,
+    /// Arithmetic of linears over integer weights.
+    pub math: Math,
+    /// Exactly these optional passes; all if `None`.
+    pub only: Option<Vec<String>>,
+    /// Not these optional passes.
+    pub disabled: Vec<String>,
+    /// At most so many rewrites by optional passes.
+    pub rewrite_limit: Option<u32>,
+    /// Refuse a plan that needs more bytes than this with one thread.
+    pub max_mem: Option<u64>,
+}
+
+/// Why a model could not be compiled.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CompileError {
+    /// Its files cannot be read.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// Its configuration is not understood.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// Its text files are not understood.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// IR text does not parse.
+    #[error("{name}: {source}")]
+    Parse {
+        /// The text's name.
+        name: String,
+        /// Line, column, what was expected.
+        source: waste_ir::text::ParseError,
+    },
+    /// A graph breaks a rule; the first of `errors` is shown.
+    #[error("{}{}", .errors[0], more(.errors.len()))]
+    Verify {
+        /// All errors, in order.
+        errors: Vec<VerifyError>,
+    },
+    /// A pass cannot be chosen or failed.
+    #[error(transparent)]
+    Pass(#[from] waste_passes::PassError),
+    /// A graph cannot be planned.
+    #[error(transparent)]
+    Plan(#[from] waste_codegen::PlanError),
+    /// The plan is larger than allowed.
+    #[error("needs {needs} bytes of memory, {limit} are allowed")]
+    Memory {
+        /// Bytes with one thread.
+        needs: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// A source of IR text is not the file that the text was made from.
+    #[error("{path}: {message}")]
+    Source {
+        /// The file.
+        path: String,
+        /// Found and expected.
+        message: String,
+    },
+    /// The plan file cannot be written.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The plan cannot be loaded.
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+}
+
+fn more(n: usize) -> String {
+    if n > 1 { format!(" (and {} more)", n - 1) } else { String::new() }
+}
+
+/// A compiled model: its plan without weights, and what is needed to pack them.
+#[derive(Debug)]
+pub struct Compiled {
+    /// The plan; CRCs of weights are zero until they are packed.
+    pub plan: Plan,
+    /// The final graphs.
+    pub module: Module,
+    /// The `ir` section: the final graphs as text, and the pass report as comments.
+    pub ir: String,
+    /// The `text` section: the tokenizer; empty if the model has none.
+    pub text: Vec<u8>,
+    /// What each pass did.
+    pub report: PipelineReport,
+    /// Time of each stage.
+    pub timings: Vec<(&'static str, Duration)>,
+    sources: Vec<Bytes>,
+}
+
+/// Compiles the model in `files`.
+///
+/// # Errors
+/// Any [`CompileError`] but those of reading IR text and of writing.
+pub fn compile(
+    files: &ModelFiles,
+    options: &CompileOptions,
+    observer: &mut dyn FnMut(&Event<'_>),
+) -> Result<Compiled, CompileError> {
+    let mut clock = Clock::default();
+    let module = import_module(files, options)?;
+    clock.lap("import");
+    let tokenizer = Tokenizer::from_model(files)?;
+    clock.lap("tokenizer");
+    let sources = files.sources().iter().map(Source::share).collect();
+    finish(module, Origin { files: Some(files), tokenizer, sources }, options, observer, clock)
+}
+
+/// The graphs of a model as its front end builds them: the stage `import`.
+///
+/// # Errors
+/// As [`compile`].
+pub fn import_module(files: &ModelFiles, options: &CompileOptions) -> Result<Module, CompileError> {
+    let ctx = match options.ctx {
+        Some(ctx) => ctx,
+        None => trained_ctx(files)?.min(DEFAULT_CTX),
+    };
+    let want = options.want.unwrap_or(options.batch);
+    Ok(import(files, &ImportOptions { ctx, batch: options.batch, chunk: options.chunk, want, kv: options.kv })?)
+}
+
+/// Compiles IR text, as `waste dump` prints it; paths of its sources are relative to `folder`.
+/// The tokenizer is that of the first source, if it is a model file.
+///
+/// # Errors
+/// Any [`CompileError`] but those of writing.
+pub fn compile_text(
+    name: &str,
+    text: &str,
+    folder: &Path,
+    options: &CompileOptions,
+    observer: &mut dyn FnMut(&Event<'_>),
+) -> Result<Compiled, CompileError> {
+    let mut clock = Clock::default();
+    let parse_error = |source| CompileError::Parse { name: name.to_owned(), source };
+    let module = waste_ir::text::parse(text).map_err(parse_error)?;
+    clock.lap("parse");
+    let sources = open_sources(&module, folder)?;
+    let first = module.sources.values().next().map(|it| folder.join(&it.path));
+    let files = first.and_then(|it| ModelFiles::open(&it, None).ok());
+    let tokenizer = files.as_ref().map(Tokenizer::from_model).transpose()?.flatten();
+    clock.lap("tokenizer");
+    finish(module, Origin { files: files.as_ref(), tokenizer, sources }, options, observer, clock)
+}
+
+fn open_sources(module: &Module, folder: &Path) -> Result<Vec<Bytes>, CompileError> {
+    let open = |decl: &waste_ir::SourceDecl| {
+        let path = folder.join(&decl.path);
+        let source = Source::open(&path)?;
+        let found = source.bytes().len() as u64;
+        if found != decl.bytes {
+            let message = format!("has {found} bytes, the text was made from {}", decl.bytes);
+            return Err(CompileError::Source { path: path.display().to_string(), message });
+        }
+        Ok(source.share())
+    };
+    module.sources.values().map(open).collect()
+}
+
+/// What a module came from, beside its graphs.
+struct Origin<'a> {
+    files: Option<&'a ModelFiles>,
+    tokenizer: Option<Tokenizer>,
+    sources: Vec<Bytes>,
+}
+
+/// Passes, planning and the texts of the plan file.
+fn finish(
+    mut module: Module,
+    origin: Origin<'_>,
+    options: &CompileOptions,
+    observer: &mut dyn FnMut(&Event<'_>),
+    mut clock: Clock,
+) -> Result<Compiled, CompileError> {
+    let passes = PipelineOptions {
+        math: options.math,
+        only: options.only.clone(),
+        disabled: options.disabled.clone(),
+        rewrite_limit: options.rewrite_limit,
+        verify: false,
+    };
+    let (params, source_bytes) = stored_size(&module);
+    let report = waste_passes::run(&mut module, &passes, observer)?;
+    clock.lap("passes");
+    let verified = verified(&module)?;
+    clock.lap("verify");
+    let vocab = module.info.vocab;
+    let request = PlanRequest {
+        producer: concat!("waste ", env!("CARGO_PKG_VERSION")).to_owned(),
+        options: plan_options(&module, options, &report),
+        params,
+        source_bytes,
+        text_bytes: origin.tokenizer.as_ref().map_or(0, Tokenizer::heap_bytes),
+        stop_ids: origin.files.map(|it| stop_ids(it, vocab)).transpose()?.unwrap_or_default(),
+    };
+    let plan = waste_codegen::plan(&verified, &request)?;
+    clock.lap("plan");
+    let needs = waste_runtime::needed_bytes(&plan, 1);
+    if let Some(limit) = options.max_mem.filter(|it| *it < needs) {
+        return Err(CompileError::Memory { needs, limit });
+    }
+    let ir = format!("{}{}", waste_ir::text::print_module(&module), as_comments(&report.to_string()));
+    let text = origin.tokenizer.as_ref().map(Tokenizer::to_section).unwrap_or_default();
+    clock.lap("text");
+    Ok(Compiled { plan, module, ir, text, report, timings: clock.laps, sources: origin.sources })
+}
+
+/// Proof that `module` obeys all rules.
+///
+/// # Errors
+/// [`CompileError::Verify`] with every broken rule.
+pub fn verified(module: &Module) -> Result<Verified<'_>, CompileError> {
+    verify(module).map_err(|errors| CompileError::Verify { errors })
+}
+
+fn as_comments(text: &str) -> String {
+    text.lines().map(|it| format!("; {it}").trim_end().to_owned() + "\n").collect()
+}
+
+/// Parameters and bytes of all stored tensors, each counted once.
+fn stored_size(module: &Module) -> (u64, u64) {
+    let stored = module.weights.values().filter(|it| !matches!(it.init, waste_ir::WeightInit::Concat(_)));
+    stored.fold((0, 0), |(params, bytes), it| {
+        let elems: u64 = it.ty.shape.dims().iter().map(|dim| dim.upper(&module.syms)).product();
+        let dtype = match it.init {
+            waste_ir::WeightInit::Stored { stored, .. } | waste_ir::WeightInit::Transposed { stored, .. } => stored,
+            waste_ir::WeightInit::Concat(_) => it.ty.dtype,
+        };
+        (params + elems, bytes + dtype.row_bytes(elems).unwrap_or(0))
+    })
+}
+
+/// The sizes that the graphs were built for: IR text may differ from the flags, and the graphs count.
+fn plan_options(module: &Module, options: &CompileOptions, report: &PipelineReport) -> Options {
+    let upper = |graph: &str, input: &str| {
+        let graph = module.graph(graph)?;
+        let dim = graph.ty(graph.input(input)?).shape.dims()[0];
+        u32::try_from(dim.upper(&module.syms)).ok()
+    };
+    let state = module.states.values().next();
+    let positions = state.and_then(|it| it.ty.shape.dims().get(1)?.known());
+    let padded = positions.unwrap_or(0);
+    let ctx = options.ctx.unwrap_or_else(|| module.info.ctx_trained.min(DEFAULT_CTX));
+    Options {
+        ctx: if ctx.next_multiple_of(32) == padded { ctx } else { padded },
+        batch: upper("decode", "token").unwrap_or(options.batch),
+        chunk: upper("prefill", "token").unwrap_or(options.chunk),
+        want: upper("prefill", "want").unwrap_or(options.batch),
+        kv: state.map_or(options.kv, |it| it.ty.dtype),
+        math: options.math,
+        passes: report.passes.iter().map(|it| it.name.to_owned()).collect(),
+    }
+}
+
+impl Compiled {
+    /// Writes the plan file at `path`: under a temporary name, synced, then renamed. Returns the plan as written.
+    ///
+    /// # Errors
+    /// [`CompileError::File`].
+    pub fn write(&self, path: &Path, embed: bool, progress: &dyn Progress) -> Result<Plan, CompileError> {
+        let mut plan = self.plan.clone();
+        self.relative_sources(&mut plan, path);
+        if !embed {
+            weights::checksums(&mut plan, &self.sources, progress);
+            return Ok(PlanWriter::create(path, &plan, &self.ir, &self.text, WeightsAt::Outside)?.finish()?);
+        }
+        let mut writer = PlanWriter::create(path, &plan, &self.ir, &self.text, WeightsAt::Inside)?;
+        weights::for_each_packed(&plan, &self.sources, progress, |index, bytes| writer.weight(index, bytes))?;
+        Ok(writer.finish()?)
+    }
+
+    /// The plan with its weights packed in memory, ready for a session.
+    ///
+    /// # Errors
+    /// [`CompileError::Runtime`].
+    pub fn load(&self, progress: &dyn Progress) -> Result<LoadedPlan, CompileError> {
+        let mut plan = self.plan.clone();
+        let mut bytes = vec![0u8; usize::try_from(plan.memory.weights).unwrap_or(usize::MAX)];
+        let mut crcs = vec![0; plan.weights.len()];
+        weights::for_each_packed::<std::convert::Infallible>(&plan, &self.sources, progress, |index, packed| {
+            let at = usize::try_from(plan.weights[index].offset).expect("weights fit in memory");
+            bytes[at..at + packed.len()].copy_from_slice(packed);
+            crcs[index] = crc32c(packed);
+            Ok(())
+        })
+        .unwrap_or_else(|never| match never {});
+        plan.weights.iter_mut().zip(crcs).for_each(|(weight, crc)| weight.crc32c = crc);
+        Ok(LoadedPlan::from_parts(plan, &bytes, &self.ir, &self.text)?)
+    }
+
+    /// Bytes of source `id`.
+    #[must_use]
+    pub fn source(&self, id: SourceId) -> &[u8] {
+        (*self.sources[id.index()]).as_ref()
+    }
+
+    /// Paths of sources as seen from the plan's folder, where that is possible.
+    fn relative_sources(&self, plan: &mut Plan, path: &Path) {
+        let folder = path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let Ok(folder) = folder.canonicalize() else { return };
+        for source in &mut plan.sources {
+            let Ok(full) = Path::new(&source.path).canonicalize() else { continue };
+            let seen = full.strip_prefix(&folder).unwrap_or(&full);
+            source.path = seen.to_string_lossy().into_owned();
+        }
+    }
+}
+
+fn crc32c(bytes: &[u8]) -> u32 {
+    waste_plan::file::crc32c(bytes)
+}
+
+/// Times the stages.
+struct Clock {
+    last: Instant,
+    laps: Vec<(&'static str, Duration)>,
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self { last: Instant::now(), laps: Vec::new() }
+    }
+}
+
+impl Clock {
+    fn lap(&mut self, name: &'static str) {
+        let now = Instant::now();
+        self.laps.push((name, now - self.last));
+        self.last = now;
+    }
+}

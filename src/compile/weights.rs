@@ -1,0 +1,55 @@
+//! Packing the weights of a plan from the bytes of its sources, one weight at a time, each on all cores.
+
+use waste_plan::pack::PartBytes;
+use waste_plan::schema::{Plan, Weight};
+use waste_runtime::pack_weight;
+
+use crate::formats::Bytes;
+use crate::progress::Progress;
+
+/// The stored parts of one weight; the verifier has bounded them by their sources.
+struct Parts<'a> {
+    weight: &'a Weight,
+    sources: &'a [Bytes],
+}
+
+impl PartBytes for Parts<'_> {
+    fn part(&self, index: usize) -> &[u8] {
+        let part = &self.weight.parts[index];
+        let bytes = self.weight.part_bytes(index).expect("a verified weight");
+        let range = |it: u64| usize::try_from(it).expect("inside a mapped file");
+        &(*self.sources[part.source as usize]).as_ref()[range(part.offset)..range(part.offset + bytes)]
+    }
+}
+
+/// Calls `sink` with the index and packed bytes of every weight, in order.
+pub(super) fn for_each_packed<E>(
+    plan: &Plan,
+    sources: &[Bytes],
+    progress: &dyn Progress,
+    mut sink: impl FnMut(usize, &[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let total: u64 = plan.weights.iter().map(|it| it.bytes).sum();
+    let mut done = 0;
+    let mut buffer = Vec::new();
+    for (index, weight) in plan.weights.iter().enumerate() {
+        buffer.clear();
+        buffer.resize(usize::try_from(weight.bytes).expect("a weight fits in memory"), 0);
+        pack_weight(weight, &Parts { weight, sources }, &mut buffer);
+        sink(index, &buffer)?;
+        done += weight.bytes;
+        progress.update(done, total);
+    }
+    Ok(())
+}
+
+/// Sets the CRC of every weight of a plan that leaves its weights outside.
+pub(super) fn checksums(plan: &mut Plan, sources: &[Bytes], progress: &dyn Progress) {
+    let mut crcs = vec![0; plan.weights.len()];
+    for_each_packed::<std::convert::Infallible>(plan, sources, progress, |index, bytes| {
+        crcs[index] = super::crc32c(bytes);
+        Ok(())
+    })
+    .unwrap_or_else(|never| match never {});
+    plan.weights.iter_mut().zip(crcs).for_each(|(weight, crc)| weight.crc32c = crc);
+}

@@ -1,0 +1,97 @@
+//! One prompt on its way.
+
+use std::ops::ControlFlow;
+
+use sha2::{Digest, Sha256};
+use waste_runtime::Session;
+
+use super::{Continuation, GenerateError, Prompt, Rules, StopReason};
+use crate::text::Sampler;
+
+/// A prompt, what was added to it, and what the session has not seen yet.
+pub(super) struct Row<'p> {
+    index: usize,
+    prompt: &'p Prompt,
+    sampler: Sampler,
+    ids: Vec<u32>,
+    /// Tokens of prompt and continuation that are in the session's history or in the running step.
+    done: usize,
+    hash: Option<Sha256>,
+    pub(super) stop: Option<StopReason>,
+}
+
+impl<'p> Row<'p> {
+    pub(super) fn new(index: usize, prompt: &'p Prompt, vocab: u32, hash: bool) -> Result<Self, GenerateError> {
+        Ok(Self {
+            index,
+            prompt,
+            sampler: Sampler::new(prompt.sampling, vocab as usize)?,
+            ids: Vec::new(),
+            done: 0,
+            hash: hash.then(Sha256::new),
+            stop: (prompt.budget == Some(0)).then_some(StopReason::Budget),
+        })
+    }
+
+    /// Whether tokens of the prompt are still to be taken.
+    pub(super) fn is_prefilling(&self) -> bool {
+        self.done < self.prompt.ids.len()
+    }
+
+    /// Tokens to be taken next.
+    pub(super) fn pending(&self) -> &[u32] {
+        match self.prompt.ids.get(self.done..) {
+            Some(rest) if !rest.is_empty() => rest,
+            _ => &self.ids[self.done - self.prompt.ids.len()..],
+        }
+    }
+
+    /// `n` more tokens are in the running step.
+    pub(super) fn advance(&mut self, n: usize) {
+        self.done += n;
+    }
+
+    /// Chooses the next id from wanted row `at` of the session's last step, and ends the row where that is due.
+    pub(super) fn choose(
+        &mut self,
+        session: &Session,
+        at: usize,
+        rules: &Rules,
+        sink: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
+    ) -> Result<(), GenerateError> {
+        let logits = session.logits(at);
+        if let Some(hash) = &mut self.hash {
+            logits.iter().for_each(|it| hash.update(it.to_le_bytes()));
+        }
+        let is_plain = self.prompt.sampling.temperature == 0.0 && rules.excluded.is_empty();
+        let id = if is_plain { Some(session.next(at)) } else { self.sampler.choose(logits, &rules.excluded) };
+        let id = id.ok_or_else(|| GenerateError::Prompt {
+            prompt: self.index + 1,
+            reason: "every token is excluded: none is left to choose".into(),
+        })?;
+        if rules.stop_ids.contains(&id) {
+            self.stop = Some(StopReason::StopId(id));
+            return Ok(());
+        }
+        self.ids.push(id);
+        let flow = sink(self.index, id);
+        let is_spent = self.prompt.budget.is_some_and(|it| self.ids.len() >= it as usize);
+        self.stop = if flow.is_break() {
+            Some(StopReason::Caller)
+        } else if is_spent {
+            Some(StopReason::Budget)
+        } else if self.done >= session.plan().options.ctx as usize {
+            Some(StopReason::ContextFull)
+        } else {
+            None
+        };
+        Ok(())
+    }
+
+    /// What became of it; a row that has not ended was interrupted.
+    pub(super) fn finish(self) -> Continuation {
+        let stop = self.stop.unwrap_or(StopReason::Interrupted);
+        let logits_sha256 = self.hash.map(|it| it.finalize().into());
+        Continuation { ids: self.ids, stop, logits_sha256 }
+    }
+}

@@ -1,0 +1,30 @@
+//! Text to tokens and back, and the choice of the next token.
+//!
+//! A tokenizer is read from any source into a [`TokenizerSpec`], which a plan carries as a section, and which
+//! [`TokenizerSpec::build`] turns into a [`Tokenizer`].
+//!
+//! Invariants
+//! - text supplied by a user never becomes a control token;
+//! - one owner of BOS; stop ids are the union of all sources;
+//! - streamed text equals the text decoded at once, and never ends within a character.
+//!
+//! Deliberately absent: chat templates (their issue comes later).
+
+mod bytelevel;
+mod error;
+mod gguf;
+mod json;
+mod load;
+mod pre;
+mod sampler;
+mod section;
+mod spec;
+mod stream;
+mod tokenizer;
+
+pub use error::{Result, TextError};
+pub use load::stop_ids;
+pub use sampler::{Sampler, SamplerOptions, Xoshiro256PlusPlus, greedy};
+pub use spec::TokenizerSpec;
+pub use stream::{StopFilter, TextStream};
+pub use tokenizer::{TextStart, Tokenizer};

@@ -18,10 +18,29 @@ use waste_plan::schema::{Options, Plan};
 use waste_plan::{DType, Math};
 use waste_runtime::{LoadedPlan, RuntimeError};
 
-use crate::formats::{Bytes, FormatError, ModelFiles, Source};
+use crate::formats::{FormatError, ModelFiles, Source};
 use crate::models::{ImportOptions, ModelError, import, trained_ctx};
 use crate::progress::Progress;
-use crate::text::{TextError, Tokenizer, stop_ids};
+use crate::text::{TextError, TokenizerSpec, stop_ids};
+
+impl CompileOptions {
+    /// One sequence, chunks of 256 tokens, f32 caches, fixed24 arithmetic, all passes: what the command line defaults to.
+    #[must_use]
+    pub const fn usual() -> Self {
+        Self {
+            ctx: None,
+            batch: 1,
+            chunk: 256,
+            want: None,
+            kv: DType::F32,
+            math: Math::Fixed24,
+            only: None,
+            disabled: Vec::new(),
+            rewrite_limit: None,
+            max_mem: None,
+        }
+    }
+}
 
 /// Positions by default, where the model was trained for more: a model that claims a million starts small.
 pub const DEFAULT_CTX: u32 = 4096;
@@ -127,7 +146,7 @@ pub struct Compiled {
     pub report: PipelineReport,
     /// Time of each stage.
     pub timings: Vec<(&'static str, Duration)>,
-    sources: Vec<Bytes>,
+    sources: Vec<Source>,
 }
 
 /// Compiles the model in `files`.
@@ -142,9 +161,9 @@ pub fn compile(
     let mut clock = Clock::default();
     let module = import_module(files, options)?;
     clock.lap("import");
-    let tokenizer = Tokenizer::from_model(files)?;
+    let tokenizer = TokenizerSpec::from_model(files)?;
     clock.lap("tokenizer");
-    let sources = files.sources().iter().map(Source::share).collect();
+    let sources = files.sources().to_vec();
     finish(module, Origin { files: Some(files), tokenizer, sources }, options, observer, clock)
 }
 
@@ -175,17 +194,30 @@ pub fn compile_text(
 ) -> Result<Compiled, CompileError> {
     let mut clock = Clock::default();
     let parse_error = |source| CompileError::Parse { name: name.to_owned(), source };
-    let module = waste_ir::text::parse(text).map_err(parse_error)?;
+    let module = waste_ir::text::parse_module(text).map_err(parse_error)?;
     clock.lap("parse");
     let sources = open_sources(&module, folder)?;
     let first = module.sources.values().next().map(|it| folder.join(&it.path));
-    let files = first.and_then(|it| ModelFiles::open(&it, None).ok());
-    let tokenizer = files.as_ref().map(Tokenizer::from_model).transpose()?.flatten();
+    let files = first.and_then(|it| ModelFiles::open(it.as_path(), None).ok());
+    let tokenizer = files.as_ref().map(TokenizerSpec::from_model).transpose()?.flatten();
     clock.lap("tokenizer");
     finish(module, Origin { files: files.as_ref(), tokenizer, sources }, options, observer, clock)
 }
 
-fn open_sources(module: &Module, folder: &Path) -> Result<Vec<Bytes>, CompileError> {
+/// Compiles graphs that were built by hand; `sources` hold the bytes of `module.sources`, in order. No tokenizer.
+///
+/// # Errors
+/// Any [`CompileError`] of passes and planning.
+pub fn compile_module(
+    module: Module,
+    sources: Vec<Source>,
+    options: &CompileOptions,
+    observer: &mut dyn FnMut(&Event<'_>),
+) -> Result<Compiled, CompileError> {
+    finish(module, Origin { files: None, tokenizer: None, sources }, options, observer, Clock::default())
+}
+
+fn open_sources(module: &Module, folder: &Path) -> Result<Vec<Source>, CompileError> {
     let open = |decl: &waste_ir::SourceDecl| {
         let path = folder.join(&decl.path);
         let source = Source::open(&path)?;
@@ -194,7 +226,7 @@ fn open_sources(module: &Module, folder: &Path) -> Result<Vec<Bytes>, CompileErr
             let message = format!("has {found} bytes, the text was made from {}", decl.bytes);
             return Err(CompileError::Source { path: path.display().to_string(), message });
         }
-        Ok(source.share())
+        Ok(source)
     };
     module.sources.values().map(open).collect()
 }
@@ -202,8 +234,8 @@ fn open_sources(module: &Module, folder: &Path) -> Result<Vec<Bytes>, CompileErr
 /// What a module came from, beside its graphs.
 struct Origin<'a> {
     files: Option<&'a ModelFiles>,
-    tokenizer: Option<Tokenizer>,
-    sources: Vec<Bytes>,
+    tokenizer: Option<TokenizerSpec>,
+    sources: Vec<Source>,
 }
 
 /// Passes, planning and the texts of the plan file.
@@ -227,12 +259,15 @@ fn finish(
     let verified = verified(&module)?;
     clock.lap("verify");
     let vocab = module.info.vocab;
+    let text = origin.tokenizer.as_ref().map(TokenizerSpec::to_section).unwrap_or_default();
+    let text_bytes = origin.tokenizer.map(TokenizerSpec::build).transpose()?.map_or(0, |it| it.heap_bytes());
+    clock.lap("text");
     let request = PlanRequest {
         producer: concat!("waste ", env!("CARGO_PKG_VERSION")).to_owned(),
         options: plan_options(&module, options, &report),
         params,
         source_bytes,
-        text_bytes: origin.tokenizer.as_ref().map_or(0, Tokenizer::heap_bytes),
+        text_bytes,
         stop_ids: origin.files.map(|it| stop_ids(it, vocab)).transpose()?.unwrap_or_default(),
     };
     let plan = waste_codegen::plan(&verified, &request)?;
@@ -241,9 +276,8 @@ fn finish(
     if let Some(limit) = options.max_mem.filter(|it| *it < needs) {
         return Err(CompileError::Memory { needs, limit });
     }
-    let ir = format!("{}{}", waste_ir::text::print_module(&module), as_comments(&report.to_string()));
-    let text = origin.tokenizer.as_ref().map(Tokenizer::to_section).unwrap_or_default();
-    clock.lap("text");
+    let ir = format!("{}{}", waste_ir::text::print_module(&module), as_comments(&report.table(false)));
+    clock.lap("print");
     Ok(Compiled { plan, module, ir, text, report, timings: clock.laps, sources: origin.sources })
 }
 
@@ -333,7 +367,7 @@ impl Compiled {
     /// Bytes of source `id`.
     #[must_use]
     pub fn source(&self, id: SourceId) -> &[u8] {
-        (*self.sources[id.index()]).as_ref()
+        self.sources[id.index()].bytes()
     }
 
     /// Paths of sources as seen from the plan's folder, where that is possible.

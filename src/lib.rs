@@ -19,6 +19,7 @@ pub mod formats;
 pub mod generate;
 pub mod models;
 pub mod progress;
+pub mod report;
 pub mod text;
 
 pub use waste_plan::schema::Plan;

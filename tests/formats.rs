@@ -4,12 +4,12 @@
 
 #[path = "support/gguf.rs"]
 mod gguf;
-#[path = "support/scratch.rs"]
-mod scratch;
-#[path = "support/formats_safetensors.rs"]
-mod safetensors;
 #[path = "support/formats_hostile.rs"]
 mod hostile;
+#[path = "support/formats_safetensors.rs"]
+mod safetensors;
+#[path = "support/scratch.rs"]
+mod scratch;
 
 use std::path::Path;
 
@@ -76,7 +76,8 @@ fn every_gguf_value_and_tensor_type_is_read() {
         assert_eq!(meta.array_len("a.text"), Some(3));
         assert_eq!(meta.unused().collect::<Vec<_>>(), ["general.alignment"]);
 
-        let table: Vec<_> = files.tensors().values().map(|it| (it.dtype, it.shape.clone(), it.bytes)).collect();
+        let table: Vec<_> =
+            files.tensors().values().map(|it| (it.dtype, it.shape.clone(), it.bytes)).collect();
         let want = [
             (DType::BF16, vec![2, 2, 2], 16),
             (DType::F16, vec![4], 8),

@@ -233,7 +233,10 @@ pub fn infer(
             if *d == 0 || *heads == 0 || n % d != 0 || n / d % heads != 0 {
                 return Err(format!("{n} columns of 'q' are no multiple of {heads} heads of {d}"));
             }
-            one(f32_matrix(rows, n / d * dv))
+            let cols = (n / d)
+                .checked_mul(*dv)
+                .ok_or_else(|| format!("{} heads of {dv} are too many columns", n / d))?;
+            one(f32_matrix(rows, cols))
         }
         Op::SelectRows {} => {
             let (_, n) = o.matrix(0)?;

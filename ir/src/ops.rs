@@ -10,6 +10,7 @@ use crate::attrs::{Act, Attr, RopeScaling, RopeStyle, Scoring, UnaryKind};
 macro_rules! ops {
     ($($(#[$doc:meta])* $name:literal $variant:ident ($($operand:literal),*) {$($attr:ident : $ty:ty),*} -> $results:literal;)+) => {
         /// An operation; operands and results live in [`OpData`](crate::OpData).
+        #[allow(rustdoc::broken_intra_doc_links, reason = "the table writes shapes in brackets")]
         #[derive(Clone, Debug, PartialEq)]
         pub enum Op {
             $($(#[$doc])* $variant {

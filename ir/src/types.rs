@@ -29,7 +29,7 @@ pub struct SymDecl {
 pub type Syms = PrimaryMap<SymId, SymDecl>;
 
 /// One dimension of a shape.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Dim {
     /// A known size.
     Const(u32),
@@ -40,6 +40,17 @@ pub enum Dim {
         /// Its factor, at least 1.
         mul: u32,
     },
+}
+
+/// `576`, `sym0`, `4*sym0`: what messages show where the names of symbols are out of reach.
+impl fmt::Debug for Dim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Const(n) => write!(f, "{n}"),
+            Self::Scaled { sym, mul: 1 } => write!(f, "{sym}"),
+            Self::Scaled { sym, mul } => write!(f, "{mul}*{sym}"),
+        }
+    }
 }
 
 impl Dim {

@@ -7,8 +7,8 @@ use std::fmt::Write;
 
 use petgraph::Direction;
 use petgraph::visit::{
-    GraphBase, IntoNeighbors, IntoNeighborsDirected, IntoNodeIdentifiers, NodeCount, NodeIndexable,
-    VisitMap, Visitable,
+    GraphBase, IntoNeighbors, IntoNeighborsDirected, IntoNodeIdentifiers, NodeCount, NodeIndexable, VisitMap,
+    Visitable,
 };
 use waste_plan::ids::{EntityRef, SecondaryMap};
 

@@ -17,7 +17,10 @@ fn suite(name: &str) -> Vec<(String, String)> {
     files.retain(|it| it.extension().is_some_and(|it| it == "wir"));
     files.sort();
     assert!(!files.is_empty(), "no case in {}", folder.display());
-    files.iter().map(|it| (it.file_name().unwrap().to_string_lossy().into(), fs::read_to_string(it).unwrap())).collect()
+    files
+        .iter()
+        .map(|it| (it.file_name().unwrap().to_string_lossy().into(), fs::read_to_string(it).unwrap()))
+        .collect()
 }
 
 #[test]
@@ -54,7 +57,8 @@ fn verify_errors() {
         let matched = found.iter().zip(&expected).take_while(|(error, (code, text))| fits(error, code, text));
         let matched = matched.count();
         if matched < expected.len().max(found.len()) {
-            failures += &format!("{name}: error {matched}\n  expected {:?}\n  found    ", expected.get(matched));
+            failures +=
+                &format!("{name}: error {matched}\n  expected {:?}\n  found    ", expected.get(matched));
             failures += &found.get(matched).map_or("nothing".to_owned(), ToString::to_string);
             failures += "\n";
         }

@@ -81,7 +81,14 @@ fn elementwise() {
     case("", "add x, x", "f32[T, 2]", &[1.0, 2.0], 2, &[2.0, 4.0]);
     case("", "mul x, x", "f32[T, 2]", &[3.0, -2.0], 2, &[9.0, 4.0]);
     case("", "glu x, x {act=relu}", "f32[T, 2]", &[3.0, -2.0], 2, &[9.0, 0.0]);
-    case("", "slice x {start=1, len=2}", "f32[T, 2]", &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 3, &[2.0, 3.0, 5.0, 6.0]);
+    case(
+        "",
+        "slice x {start=1, len=2}",
+        "f32[T, 2]",
+        &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+        3,
+        &[2.0, 3.0, 5.0, 6.0],
+    );
     case("", "reshape x {cols=1}", "f32[3*T, 1]", &[1.0, 2.0, 3.0], 3, &[1.0, 2.0, 3.0]);
 }
 
@@ -122,7 +129,10 @@ fn rotations() {
     let llama3 = "base=1000.0, scaling=llama3{factor=8.0, low=0.5, high=4.0, orig=40}";
     let wave = 20.0 * std::f64::consts::PI;
     let smooth = (40.0 / wave - 0.5) / (4.0 - 0.5);
-    close(&angles(llama3, "", 6, 1), &expected(&[1.0, (1.0 - smooth) * 0.1 / 8.0 + smooth * 0.1, 0.01 / 8.0]));
+    close(
+        &angles(llama3, "", 6, 1),
+        &expected(&[1.0, (1.0 - smooth) * 0.1 / 8.0 + smooth * 0.1, 0.01 / 8.0]),
+    );
 }
 
 #[test]
@@ -222,6 +232,19 @@ fn attention_reads_its_row_up_to_its_position() {
 }
 
 #[test]
+fn a_cache_beyond_reason_is_refused() {
+    let module = module(
+        "state @k: f32[4294967295, 1073741824, 1, 1] keys",
+        "x: f32[T, 1], i: i32[T]",
+        "v0: f32[4294967295, 1073741824, 1, 1] = kv_append @k, x, i, i return @k: v0",
+    );
+    let source = |id| weight(&module, id);
+    let inputs = Inputs::default().with("x", Tensor::matrix(1, vec![1.0])).with("i", Tensor::ids(&[0]));
+    let error = Interp::new(verify(&module).unwrap(), &source).run("g", &inputs).unwrap_err().to_string();
+    assert!(error.contains("a cache of more than 1073741824 elements"), "{error}");
+}
+
+#[test]
 fn inputs_are_checked() {
     let module = module("", "x: f32[2*T, 3], y: f32[T, 3]", "return y: y");
     let verified = verify(&module).unwrap();
@@ -256,12 +279,16 @@ fn weights_are_decoded_transposed_and_joined() {
     bytes.extend([0xff; 2]);
     bytes.extend([1f32, 2.0, 3.0, 4.0, 5.0, 6.0].iter().flat_map(|it| it.to_le_bytes()));
     let read = |_, offset: u64, len: u64| Ok(bytes[offset as usize..][..len as usize].to_vec());
-    let all: Vec<Vec<f64>> = module.weights.keys().map(|it| decode_weight(&module, it, &read).unwrap()).collect();
+    let all: Vec<Vec<f64>> =
+        module.weights.keys().map(|it| decode_weight(&module, it, &read).unwrap()).collect();
     assert_eq!(all[0], [1.0, -2.0]);
     assert_eq!(all[1], [1.0, 3.0, 5.0, 2.0, 4.0, 6.0]);
     assert_eq!(all[2], [1.0, -2.0, 1.0, -2.0]);
     let short = |_, _, len: u64| Ok(vec![0; len as usize - 1]);
-    assert_eq!(decode_weight(&module, module.weights.keys().next().unwrap(), &short).unwrap_err(), "found 3 bytes, expected 4");
+    assert_eq!(
+        decode_weight(&module, module.weights.keys().next().unwrap(), &short).unwrap_err(),
+        "found 3 bytes, expected 4"
+    );
 }
 
 /// Logits of the last token of `tokens` in `row`, fed in calls of at most `chunk` tokens.

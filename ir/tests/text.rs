@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use waste_ir::random::{self, Rng};
-use waste_ir::{Module, parse_module, print_graph, print_module};
+use waste_ir::{Inputs, Interp, Module, Verified, parse_module, print_graph, print_module, verify};
 
 fn modules() -> impl Iterator<Item = Module> {
     (0..120).map(random::decoder).chain((0..60).map(random::expert_decoder)).map(|it| it.module)
@@ -39,14 +39,16 @@ fn white_space_and_comments_mean_nothing() {
         loose.push_str("   ; a comment { with \"marks\n\r\n\t");
     }
     // `a{b=1 , c=2}` is one attribute value: inside it white space is not free, so only the scaling is kept as it was.
-    let loose = loose.replace("{factor=8.0 , low=1.0 , high=4.0 , orig=16}", "{factor=8.0, low=1.0, high=4.0, orig=16}");
+    let loose = loose
+        .replace("{factor=8.0 , low=1.0 , high=4.0 , orig=16}", "{factor=8.0, low=1.0, high=4.0, orig=16}");
     assert_eq!(print_module(&parse_module(&loose).unwrap()), text);
 }
 
 #[test]
 fn any_name_survives() {
     let mut module = random::decoder(1).module;
-    let odd = ["", "two words", "quote\" and \\", "line\nbreak\t\r\u{7f}", "ümläut", "w", "1x", "a..b", "v0."];
+    let odd =
+        ["", "two words", "quote\" and \\", "line\nbreak\t\r\u{7f}", "ümläut", "w", "1x", "a..b", "v0."];
     for name in odd {
         module.info.name = name.to_owned();
         module.info.arch = name.to_owned();
@@ -83,10 +85,16 @@ fn errors_say_where_what_and_found() {
         ("state @s: f33[1] keys", "line 2, column 11: expected a dtype, found 'f33'"),
         ("weight \"a\": f32[1] = concat \"b\"", "line 2, column 29: no weight \"b\" is declared before"),
         ("weight \"a\": f32[1] = f32 @0+0", "line 2, column 27: there is no source @0"),
-        ("graph @g() phase=imported { return x: v0 }", "line 2, column 39: no value \"v0\" is defined before"),
+        (
+            "graph @g() phase=imported { return x: v0 }",
+            "line 2, column 39: no value \"v0\" is defined before",
+        ),
         ("graph @g(x: f32[1, 2]) phase=early {", "line 2, column 30: expected a phase, found 'early'"),
         ("graph @g(x: f32[1, 2], x: f32[1, 2])", "line 2, column 24: this value is defined twice"),
-        ("graph @g(x: f32[1, 2]) phase=final { v0: f32[1, 2] = frob x", "line 2, column 54: unknown op 'frob'"),
+        (
+            "graph @g(x: f32[1, 2]) phase=final { v0: f32[1, 2] = frob x",
+            "line 2, column 54: unknown op 'frob'",
+        ),
         (
             "graph @g(x: f32[1, 2]) phase=final { v0: f32[1, 2] = add x }",
             "line 2, column 54: 'add' takes 2 unnamed operands, found 1",
@@ -136,7 +144,7 @@ fn regions_nest_only_so_deep() {
 #[test]
 fn damaged_text_is_refused_or_read_but_never_panics() {
     let mut rng = Rng::new(1);
-    let (mut refused, mut read) = (0, 0);
+    let (mut refused, mut read, mut valid) = (0, 0, 0);
     for seed in 0..6 {
         let text = print_module(&random::expert_decoder(seed).module).into_bytes();
         for _ in 0..150 {
@@ -148,13 +156,30 @@ fn damaged_text_is_refused_or_read_but_never_panics() {
                 Ok(module) => {
                     let text = print_module(&module);
                     assert_eq!(print_module(&parse_module(&text).unwrap()), text);
+                    if let Ok(verified) = verify(&module) {
+                        evaluate(verified);
+                        valid += 1;
+                    }
                     read += 1;
                 }
                 Err(_) => refused += 1,
             }
         }
     }
-    assert!(refused > 200 && read > 10, "refused {refused}, read {read}");
+    assert!(refused > 200 && read > 10 && valid > 3, "refused {refused}, read {read}, valid {valid}");
+}
+
+/// Whatever the verifier accepts can be evaluated, or fails with an error.
+fn evaluate(module: Verified<'_>) {
+    let zeros = |id| {
+        let dims = module.module().weights[id].ty.shape.dims();
+        let n = dims.iter().try_fold(1u32, |n, dim| n.checked_mul(dim.known()?)).filter(|it| *it < 1 << 22);
+        n.map(|it| vec![0.0; it as usize]).ok_or_else(|| "too large".to_owned())
+    };
+    let mut interp = Interp::new(module, &zeros);
+    for graph in module.module().graphs.values() {
+        let _ = interp.run(&graph.name, &Inputs::tokens(&[1, 2], &[0, 1], &[0, 3], &[0, 1]));
+    }
 }
 
 fn damage(text: &mut Vec<u8>, rng: &mut Rng) {

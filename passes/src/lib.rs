@@ -33,7 +33,5 @@ pub mod rewrite;
 pub mod select_layout;
 
 pub use pass::{Changed, Numerics, Pass, PassCx, PassError};
-pub use pipeline::{
-    Entry, Event, PipelineOptions, optional_passes, pass_named, pipeline, print_pipeline, run,
-};
+pub use pipeline::{Entry, Event, PipelineOptions, optional_passes, pipeline, print_pipeline, run};
 pub use report::{NearMiss, PassReport, PipelineReport};

@@ -118,14 +118,6 @@ pub fn pipeline(options: &PipelineOptions) -> Result<Vec<Entry>, PassError> {
     Ok(entries)
 }
 
-/// The pass named `name`: to check names that are given before a pipeline runs.
-///
-/// # Errors
-/// [`PassError::Unknown`], with the nearest name.
-pub fn pass_named(name: &str) -> Result<&'static str, PassError> {
-    find(&all_entries(), name).map(|it| it.name)
-}
-
 /// The names of the optional passes, each once, in order.
 #[must_use]
 pub fn optional_passes() -> Vec<&'static str> {
@@ -138,14 +130,14 @@ pub fn optional_passes() -> Vec<&'static str> {
     names
 }
 
-fn find<'a>(entries: &'a [Entry], name: &str) -> Result<&'a Entry, PassError> {
+/// The first place of pass `name` among `entries`.
+///
+/// # Errors
+/// [`PassError::Unknown`], with the nearest name.
+pub fn find<'a>(entries: &'a [Entry], name: &str) -> Result<&'a Entry, PassError> {
     entries.iter().find(|it| it.name == name).ok_or_else(|| PassError::Unknown {
         name: name.to_owned(),
-        nearest: entries
-            .iter()
-            .map(|it| it.name)
-            .min_by_key(|it| edit_distance(it, name))
-            .expect("the list of all passes is not empty"),
+        nearest: entries.iter().map(|it| it.name).min_by_key(|it| edit_distance(it, name)).unwrap_or("none"),
     })
 }
 

@@ -12,6 +12,7 @@
 
 use bumpalo::Bump;
 use smallvec::{SmallVec, smallvec};
+use waste_ir::view::use_counts;
 use waste_ir::{Def, Graph, Module, Op, OpData, OpId, ValueId, ValueNames, WeightDecl, WeightId, print_op};
 use waste_plan::ids::{EntityRef, SecondaryMap};
 
@@ -92,7 +93,7 @@ pub struct Matcher<'a> {
     pub module: &'a Module,
     /// The graph.
     pub graph: &'a Graph,
-    uses: &'a [u32],
+    uses: SecondaryMap<ValueId, u32>,
     blocks: &'a [u32],
     walk: &'a [OpId],
     edits: Edits,
@@ -105,18 +106,8 @@ impl<'a> Matcher<'a> {
         let blocks = scratch.alloc_slice_fill_copy(graph.ops.len(), 0);
         let mut walk = Vec::with_capacity(graph.ops.len());
         flatten(graph, &graph.order, 0, blocks, &mut walk);
-        let uses = scratch.alloc_slice_fill_copy(graph.values.len(), 0);
-        for op in &walk {
-            for value in graph.ops[*op].uses() {
-                uses[value.index()] += 1;
-            }
-        }
-        let yields = graph.regions.values().flat_map(|it| it.yields.iter().copied());
-        for value in yields.chain(graph.outputs.iter().map(|it| it.value)) {
-            uses[value.index()] += 1;
-        }
         let walk = scratch.alloc_slice_copy(&walk);
-        Self { module, graph, uses, blocks, walk, edits: Edits::new(None) }
+        Self { module, graph, uses: use_counts(graph), blocks, walk, edits: Edits::new(None) }
     }
 
     /// Decides that `edit` stands in the place of `op`.
@@ -149,7 +140,7 @@ impl<'a> Matcher<'a> {
     /// How often `value` is read: by ops, as an output, or as what a region yields.
     #[must_use]
     pub fn uses(&self, value: ValueId) -> u32 {
-        self.uses[value.index()]
+        self.uses[value]
     }
 
     /// The block that `op` is in: 0 at the top level, else one more than the index of its region.

@@ -11,7 +11,7 @@ mod support;
 use std::path::Path;
 
 use bumpalo::Bump;
-use support::{assert_equal_outputs, verified};
+use support::{assert_equal_outputs, evaluate_case, verified};
 use waste_ir::{Module, parse_module, print_module};
 use waste_passes::{Changed, Entry, PassCx, pipeline};
 use waste_plan::Math;
@@ -50,7 +50,8 @@ fn before_after(pass: &str, path: &Path) -> String {
     assert_eq!(report.changed.is_yes(), print_module(&after) != print_module(&before), "{pass} lies");
     let reparsed = parse_module(&print_module(&after)).unwrap();
     assert_eq!(print_module(&reparsed), print_module(&after));
-    assert_equal_outputs(&before, &after, entry.numerics, path.to_str().unwrap());
+    let (wanted, found) = (evaluate_case(&before), evaluate_case(&after));
+    assert_equal_outputs(&wanted, &found, entry.numerics, path.to_str().unwrap());
     let (again, second) = run_once(entry, &after, math, None);
     assert_eq!(second.changed, Changed::No, "{pass} is not idempotent");
     assert_eq!(print_module(&again), print_module(&after), "{pass} is not idempotent");

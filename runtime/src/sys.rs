@@ -21,7 +21,7 @@ mod tests;
 use std::collections::BTreeSet;
 use std::fmt;
 
-pub use cpu_list::parse_cpu_list;
+use cpu_list::parse_cpu_list;
 
 /// The text of a file, if it can be read.
 type ReadText<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -179,6 +179,11 @@ fn whole_cpus(quota: f64) -> usize {
 #[must_use]
 pub fn peak_rss() -> Option<u64> {
     field(&read_file("/proc/self/status")?, "VmHWM").and_then(kibibytes)
+}
+
+/// Forgets the peak: from now on [`peak_rss`] tells the most since this call. Whether the system did so.
+pub fn reset_peak_rss() -> bool {
+    cfg!(target_os = "linux") && std::fs::write("/proc/self/clear_refs", "5").is_ok()
 }
 
 /// Pins the calling thread to processor `cpu`; a refusal is not an error: the thread then runs where the system puts it.

@@ -136,7 +136,7 @@ pub(crate) fn session(
 }
 
 /// How many threads, on which processors, and the line that says so.
-fn threads(machine: &Machine, args: &MachineArgs, cx: &Cx) -> Result<(usize, Vec<usize>, String), CliError> {
+pub(crate) fn threads(machine: &Machine, args: &MachineArgs, cx: &Cx) -> Result<(usize, Vec<usize>, String), CliError> {
     let asked = match (args.threads, cx.env.threads()) {
         (Some(n), _) => Some(n as usize),
         (None, Some(text)) => {
@@ -165,7 +165,7 @@ fn threads(machine: &Machine, args: &MachineArgs, cx: &Cx) -> Result<(usize, Vec
 const MAX_THREADS: usize = 1024;
 
 /// The best tier that is both asked for and there.
-fn tier(args: &MachineArgs, cx: &Cx) -> Result<Isa, CliError> {
+pub(crate) fn tier(args: &MachineArgs, cx: &Cx) -> Result<Isa, CliError> {
     let from_env = |text: String| {
         text.parse::<Backend>().map_err(|err| CliError::Usage(format!("WASTE_BACKEND is '{text}': {err}")))
     };

@@ -4,13 +4,13 @@ use waste_plan::pack::PartBytes;
 use waste_plan::schema::{Plan, Weight};
 use waste_runtime::pack_weight;
 
-use crate::formats::Bytes;
+use crate::formats::Source;
 use crate::progress::Progress;
 
 /// The stored parts of one weight; the verifier has bounded them by their sources.
 struct Parts<'a> {
     weight: &'a Weight,
-    sources: &'a [Bytes],
+    sources: &'a [Source],
 }
 
 impl PartBytes for Parts<'_> {
@@ -18,14 +18,14 @@ impl PartBytes for Parts<'_> {
         let part = &self.weight.parts[index];
         let bytes = self.weight.part_bytes(index).expect("a verified weight");
         let range = |it: u64| usize::try_from(it).expect("inside a mapped file");
-        &(*self.sources[part.source as usize]).as_ref()[range(part.offset)..range(part.offset + bytes)]
+        &self.sources[part.source as usize].bytes()[range(part.offset)..range(part.offset + bytes)]
     }
 }
 
 /// Calls `sink` with the index and packed bytes of every weight, in order.
 pub(super) fn for_each_packed<E>(
     plan: &Plan,
-    sources: &[Bytes],
+    sources: &[Source],
     progress: &dyn Progress,
     mut sink: impl FnMut(usize, &[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -44,7 +44,7 @@ pub(super) fn for_each_packed<E>(
 }
 
 /// Sets the CRC of every weight of a plan that leaves its weights outside.
-pub(super) fn checksums(plan: &mut Plan, sources: &[Bytes], progress: &dyn Progress) {
+pub(super) fn checksums(plan: &mut Plan, sources: &[Source], progress: &dyn Progress) {
     let mut crcs = vec![0; plan.weights.len()];
     for_each_packed::<std::convert::Infallible>(plan, sources, progress, |index, bytes| {
         crcs[index] = super::crc32c(bytes);

@@ -28,7 +28,11 @@ pub(super) fn import(files: &ModelFiles, opts: &ImportOptions) -> Result<Module>
     };
     let trained = config.info.ctx_trained;
     if opts.ctx > trained {
-        return Err(refused("ctx", opts.ctx, format!("the model has learned {trained} positions, no more exist")));
+        return Err(refused(
+            "ctx",
+            opts.ctx,
+            format!("the model has learned {trained} positions, no more exist"),
+        ));
     }
     let mut weights = Weights::new(files);
     let model = Model::take(&mut weights, &config)?;
@@ -183,7 +187,12 @@ impl Config {
 fn info(files: &ModelFiles, vocab: u32, ctx_trained: u32) -> Result<ModelInfo> {
     let folder = files.folder().file_name().map(|it| it.to_string_lossy().into_owned());
     let name = files.meta().get_str("general.name")?.map(str::to_owned).or(folder);
-    Ok(ModelInfo { name: name.unwrap_or_else(|| "model".to_owned()), arch: "gpt2".to_owned(), ctx_trained, vocab })
+    Ok(ModelInfo {
+        name: name.unwrap_or_else(|| "model".to_owned()),
+        arch: "gpt2".to_owned(),
+        ctx_trained,
+        vocab,
+    })
 }
 
 fn ffn_width(files: &ModelFiles, key: &str, hidden: u32) -> Result<u32> {
@@ -264,7 +273,8 @@ impl Layer {
             let w = weights.transposed(&format!("{name}.weight"), rows, cols)?;
             Ok(Linear { w, bias: Some(weights.vector(&format!("{name}.bias"), rows)?) })
         };
-        let (qkv, attn_out) = (linear(c.names.qkv, qkv_cols, c.hidden)?, linear(c.names.attn_out, c.hidden, c.hidden)?);
+        let (qkv, attn_out) =
+            (linear(c.names.qkv, qkv_cols, c.hidden)?, linear(c.names.attn_out, c.hidden, c.hidden)?);
         let (up, down) = (linear(c.names.up, c.ffn, c.hidden)?, linear(c.names.down, c.hidden, c.ffn)?);
         let attn_norm = Norm::take(weights, &name(c.names.attn_norm), c)?;
         let ffn_norm = Norm::take(weights, &name(c.names.ffn_norm), c)?;

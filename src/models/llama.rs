@@ -38,8 +38,7 @@ pub(super) fn import(files: &ModelFiles, variant: Variant, opts: &ImportOptions)
     let model = Model::take(&mut weights, &config)?;
     let mut module = weights.finish(|name| config.is_harmless(name))?;
     module.info = config.info.clone();
-    let caches =
-        program::add_caches(&mut module, opts, config.n_layers, config.kv_heads, config.head_dim)?;
+    let caches = program::add_caches(&mut module, opts, config.n_layers, config.kv_heads, config.head_dim)?;
     program::add_programs(&mut module, opts, &caches, files.meta().file(), |cx| model.logits(cx, &config))?;
     Ok(module)
 }

@@ -203,7 +203,8 @@ impl Family {
 }
 
 fn unsupported(files: &ModelFiles, key: &str, found: &str) -> ModelError {
-    let names: Vec<&str> = FAMILIES.iter().map(|it| if key == "architectures" { it.1 } else { it.0 }).collect();
+    let names: Vec<&str> =
+        FAMILIES.iter().map(|it| if key == "architectures" { it.1 } else { it.0 }).collect();
     let reason = format!("'{}' is not supported ({} are)", shown(found), names.join(", "));
     files.meta().refuse(key, reason).into()
 }

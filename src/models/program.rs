@@ -1,8 +1,8 @@
 //! What all decoders share: symbols, inputs, caches, outputs, and the two programs around one body.
 
 use waste_ir::{
-    Built, Dim, Graph, GraphBuilder, Module, Phase, StateDecl, StateId, StateKind, SymDecl, SymId, TensorType,
-    ValueId,
+    Built, Dim, Graph, GraphBuilder, Module, Phase, StateDecl, StateId, StateKind, SymDecl, SymId,
+    TensorType, ValueId,
 };
 use waste_plan::DType;
 use waste_plan::schema::KV_TILE;
@@ -31,7 +31,8 @@ pub(super) fn add_caches(
     let mut add = |name: String, kind| {
         module.states.push(StateDecl { name, ty: TensorType::new(opts.kv, &dims), kind })
     };
-    let layer = |i| Cache { k: add(format!("k.{i}"), StateKind::Keys), v: add(format!("v.{i}"), StateKind::Values) };
+    let layer =
+        |i| Cache { k: add(format!("k.{i}"), StateKind::Keys), v: add(format!("v.{i}"), StateKind::Values) };
     Ok((0..n_layers).map(layer).collect())
 }
 

@@ -33,7 +33,9 @@ impl Rope {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in 0 ..= head_dim")]
             Some(share) if share > 0.0 && share <= 1.0 => (f64::from(head_dim) * share) as u32,
             Some(share) => {
-                return Err(meta.refuse("partial_rotary_factor", format!("{share}, expected a share up to 1")));
+                return Err(
+                    meta.refuse("partial_rotary_factor", format!("{share}, expected a share up to 1"))
+                );
             }
         };
         check_dims(meta, "partial_rotary_factor", dims, head_dim)?;
@@ -56,7 +58,8 @@ impl Rope {
         check_dims(meta, &key("dimension_count"), dims, head_dim)?;
         // A factor without a type is linear; 0 and 1 are none.
         let kind = meta.get_str(&key("scaling.type"))?;
-        let factor_key = if meta.contains(&key("scaling.factor")) { "scaling.factor" } else { "scale_linear" };
+        let factor_key =
+            if meta.contains(&key("scaling.factor")) { "scaling.factor" } else { "scale_linear" };
         let factor = meta.get_f64(&key(factor_key))?.filter(|it| *it != 0.0 && *it != 1.0);
         let scaling = match (kind, factor) {
             (Some("none"), _) | (None | Some("linear"), None) => RopeScaling::None,
@@ -74,7 +77,7 @@ impl Rope {
 }
 
 fn check_dims(meta: &Meta, key: &str, dims: u32, head_dim: u32) -> Result<(), FormatError> {
-    if dims == 0 || dims % 2 != 0 || dims > head_dim {
+    if dims == 0 || !dims.is_multiple_of(2) || dims > head_dim {
         let reason = format!("rotates {dims} of {head_dim} elements, expected an even number up to that");
         return Err(meta.refuse(key, reason));
     }

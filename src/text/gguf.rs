@@ -49,8 +49,7 @@ fn byte_level(meta: &Meta) -> Result<TokenizerSpec> {
         .ok_or_else(|| TextError::Format(meta.missing("tokenizer.ggml.merges")))?;
     let mut merges = Vec::with_capacity(lines.len());
     for (rank, line) in lines.into_iter().enumerate() {
-        // The separator is the first space that leaves a token on both sides: tokens of GPT-2's alphabet
-        // have none, but the first character may be one in damaged vocabularies.
+        // Tokens of GPT-2's alphabet have no space of their own.
         let (left, right) = line.split_once(' ').ok_or_else(|| bad_merge(meta, rank, line))?;
         let id = |text: &str| by_text.get(text).copied();
         match (id(left), id(right), id(&format!("{left}{right}"))) {

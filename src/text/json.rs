@@ -7,7 +7,7 @@
 //!
 //! Deliberately absent: models other than BPE, pair templates, truncation, padding.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
 use serde::Deserialize;
@@ -214,7 +214,7 @@ fn resolve_merges(
     added: &[Added],
     merges: Vec<Merge>,
 ) -> Result<Vec<(u32, u32)>> {
-    let controls: Vec<&str> = added.iter().filter(|it| it.special).map(|it| it.content.as_str()).collect();
+    let controls: HashSet<u32> = added.iter().filter(|it| it.special).map(|it| it.id).collect();
     let mut out = Vec::with_capacity(merges.len());
     for (rank, Merge(left, right)) in merges.into_iter().enumerate() {
         let whole = format!("{left}{right}");
@@ -222,10 +222,9 @@ fn resolve_merges(
             let missing = || format!("merge {rank} needs '{}', which is no token", shown(text));
             vocab.get(text).copied().ok_or_else(|| TextError::malformed(file, missing()))
         };
-        let pair = (id(&left)?, id(&right)?);
-        id(&whole)?;
-        if !controls.iter().any(|it| [&left, &right, &whole].into_iter().any(|text| text == it)) {
-            out.push(pair);
+        let (left, right, whole) = (id(&left)?, id(&right)?, id(&whole)?);
+        if ![left, right, whole].iter().any(|id| controls.contains(id)) {
+            out.push((left, right));
         }
     }
     Ok(out)

@@ -298,10 +298,10 @@ mod tests {
         let logits: Vec<f32> = (0..1000u16).map(|it| f32::from(it % 10) * 1e-3).collect();
         let options = SamplerOptions { top_p: 0.5, ..ALL };
         let mut sampler = Sampler::new(options, logits.len()).unwrap();
-        let mut ids: Vec<u32> = (0..20_000).map(|_| sampler.choose(&logits, &[]).unwrap()).collect();
+        let mut ids: Vec<u32> = (0..4000).map(|_| sampler.choose(&logits, &[]).unwrap()).collect();
         ids.sort_unstable();
         ids.dedup();
-        assert!((495..=500).contains(&ids.len()), "{}", ids.len());
+        assert!((485..=500).contains(&ids.len()), "{}", ids.len());
         assert!(ids.iter().all(|id| id % 10 >= 5), "the five largest of ten");
     }
 

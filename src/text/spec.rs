@@ -143,8 +143,11 @@ impl TokenizerSpec {
 
     /// The token with `id`.
     pub(crate) fn token(&self, id: u32) -> Option<&Token> {
-        let idx = self.tokens.binary_search_by_key(&id, |it| it.id).ok()?;
-        Some(&self.tokens[idx])
+        // Most vocabularies have no gaps.
+        match self.tokens.get(id as usize) {
+            Some(token) if token.id == id => Some(token),
+            _ => self.tokens.binary_search_by_key(&id, |it| it.id).ok().map(|idx| &self.tokens[idx]),
+        }
     }
 
     /// Sorts tokens by id and enforces the invariants; `file` is named in errors.

@@ -26,22 +26,28 @@ fn cases() -> Vec<(Gguf, &'static str)> {
         (Gguf { n_tensors: Some(huge), ..Gguf::new() }, "claims 1152921504606846976 tensors"),
         (Gguf { n_tensors: Some(u64::MAX), ..Gguf::new() }, "claims 18446744073709551615 tensors"),
         (Gguf { n_keys: Some(huge), ..Gguf::new() }, "claims 1152921504606846976 keys"),
-        (Gguf { n_keys: Some(2), ..sample() }, "header at"),
-        (one(gguf::TEXT, &u64::MAX.to_le_bytes()), "key 'k' at 0x31 needs 18,446,744,073,709,551,615 bytes"),
-        (one(gguf::TEXT, &[9, 0, 0, 0, 0, 0, 0, 0, b'x']), "key 'k' at 0x31 needs 9 bytes"),
-        (one(99, &[0; 8]), "key 'k' at 0x25: value type 99 does not exist"),
-        (one(gguf::BOOL, &[2]), "key 'k' at 0x29: [2] is no Bool"),
-        (Gguf::new().array("k", gguf::U8, huge, &[0; 8]), "key 'k' at 0x2d: claims 1152921504606846976 elements"),
+        (Gguf { n_keys: Some(2), ..sample() }, "tensor 'v.u8' at 0x76: type number"),
+        (one(gguf::TEXT, &u64::MAX.to_le_bytes()), "key 'k' at 0x2d needs 18,446,744,073,709,551,615 bytes"),
+        (one(gguf::TEXT, &[99, 0, 0, 0, 0, 0, 0, 0, b'x']), "key 'k' at 0x2d needs 99 bytes"),
+        (one(99, &[0; 8]), "key 'k' at 0x21: value type 99 does not exist"),
+        (one(gguf::BOOL, &[2]), "key 'k' at 0x25: [2] is no Bool"),
+        (
+            Gguf::new().array("k", gguf::U8, huge, &[0; 8]),
+            "key 'k' at 0x29: claims 1152921504606846976 elements",
+        ),
         (Gguf::new().array("k", gguf::U64, u64::MAX / 4, &[0; 8]), "elements, the file has room for 1"),
-        (Gguf::new().array("k", gguf::TEXT, 1, &[0xff; 8]), "key 'k' at 0x3d needs"),
+        (Gguf::new().array("k", gguf::TEXT, 1, &[0xff; 8]), "key 'k' at 0x39 needs"),
         (Gguf::new().array("k", gguf::ARRAY, 1, &[0; 64]), "an array of arrays is not supported"),
         (Gguf::new().array("k", 77, 1, &[0; 8]), "element type 77 does not exist"),
-        (Gguf::new().u32("k", 1).u32("k", 1), "key 'k' at 0x2d: occurs twice"),
+        (Gguf::new().u32("k", 1).u32("k", 1), "key 'k' at 0x29: occurs twice"),
         (Gguf::new().u32("general.alignment", 0), "key 'general.alignment'"),
         (Gguf::new().u32("general.alignment", 24), "expected a power of two"),
         (Gguf::new().u32("general.alignment", 1 << 31), "expected a power of two"),
         (Gguf::new().str("general.alignment", "32"), "expected a power of two"),
-        (row(&[4], 12, 0), "tensor 'w' at 0x2d: type Q4_K is not supported (F32, F16, BF16, Q4_0, Q4_1 and Q8_0 are)"),
+        (
+            row(&[4], 12, 0),
+            "tensor 'w' at 0x2d: type Q4_K is not supported (F32, F16, BF16, Q4_0, Q4_1 and Q8_0 are)",
+        ),
         (row(&[4], 4_000_000, 0), "type number 4000000"),
         (row(&[1; 5], 0, 0), "5 dimensions, at most 4"),
         (row(&[u64::MAX, u64::MAX], 0, 0), "tensor 'w' at 0x18: "),
@@ -68,12 +74,15 @@ fn cases() -> Vec<(Gguf, &'static str)> {
 #[test]
 fn hostile_ggufs_are_refused_by_name_and_place() {
     let dir = Scratch::new("gguf-hostile");
+    let mut wrong = Vec::new();
     for (gguf, want) in cases() {
         let path = dir.write("m.gguf", gguf.bytes());
-        let err = open(&path).err().unwrap_or_else(|| panic!("accepted: {want}"));
-        assert!(err.starts_with(&*path.to_string_lossy()) || err.starts_with('/'), "{err}");
-        assert!(err.contains("m.gguf: ") && err.contains(want), "wanted '{want}', got '{err}'");
+        let got = open(&path).err().unwrap_or_else(|| "accepted".to_owned());
+        if !(got.contains("m.gguf: ") && got.contains(want)) {
+            wrong.push(format!("wanted '{want}', got '{got}'"));
+        }
     }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]
@@ -101,7 +110,8 @@ fn touch_all(files: &ModelFiles) -> u64 {
     let keys: Vec<String> = meta.keys().map(str::to_owned).collect();
     let mut seen = 0;
     for key in &keys {
-        let _ = (meta.get_u64(key), meta.get_u32(key), meta.get_f64(key), meta.get_bool(key), meta.get_str(key));
+        let _ =
+            (meta.get_u64(key), meta.get_u32(key), meta.get_f64(key), meta.get_bool(key), meta.get_str(key));
         let _ = (meta.get_strs(key), meta.get_ints::<i32>(key), meta.get_floats(key), meta.array_len(key));
         seen += 1;
     }
@@ -179,7 +189,8 @@ fn mutated_safetensors_never_panic() {
     let dir = Scratch::new("st-fuzz");
     dir.write("config.json", "{}");
     without_large_allocations(|| {
-        let (refused, accepted) = fuzz(&dir.path().join("m.safetensors"), &file(TABLE, &[0; 18]), 8 + TABLE.len());
+        let (refused, accepted) =
+            fuzz(&dir.path().join("m.safetensors"), &file(TABLE, &[0; 18]), 8 + TABLE.len());
         assert!(refused > 1000 && accepted > 30, "both happen: {refused}, {accepted}");
     });
 }

@@ -49,7 +49,10 @@ fn an_index_names_its_files() {
     dir.write("x-1.safetensors", file(one, &[1; 4]));
     dir.write("x-2.safetensors", file(two, &[2; 5]));
     let index = |map: &str| {
-        dir.write("model.safetensors.index.json", format!(r#"{{"metadata":{{"total_size":8}},"weight_map":{map}}}"#))
+        dir.write(
+            "model.safetensors.index.json",
+            format!(r#"{{"metadata":{{"total_size":8}},"weight_map":{map}}}"#),
+        )
     };
     let path = index(r#"{"a":"x-1.safetensors","b":"x-2.safetensors","mask":"x-2.safetensors"}"#);
     for path in [path.as_path(), dir.path()] {
@@ -61,7 +64,10 @@ fn an_index_names_its_files() {
         (r#"{"a":"../x-1.safetensors"}"#, "tensor 'a'"),
         (r#"{"a":"/etc/x.safetensors"}"#, "not the name of a .safetensors file"),
         (r#"{"a":"x-3.safetensors"}"#, "file 'x-3.safetensors' is missing (the download is not complete)"),
-        (r#"{"a":"x-1.safetensors","b":"x-1.safetensors"}"#, "tensor 'b' is missing (the index says it is in"),
+        (
+            r#"{"a":"x-1.safetensors","b":"x-1.safetensors"}"#,
+            "tensor 'b' is missing (the index says it is in",
+        ),
         (r#"{"a":"x-1.safetensors","a":"x-1.safetensors"}"#, "'a' occurs twice"),
         ("[]", "weight_map"),
     ] {

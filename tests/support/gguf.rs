@@ -20,9 +20,9 @@ pub(crate) struct Gguf {
     pub(crate) n_tensors: Option<u64>,
     pub(crate) n_keys: Option<u64>,
     pub(crate) alignment: u64,
-    keys: Vec<Vec<u8>>,
-    tensors: Vec<Vec<u8>>,
-    data: Vec<u8>,
+    pub(crate) keys: Vec<Vec<u8>>,
+    pub(crate) tensors: Vec<Vec<u8>>,
+    pub(crate) data: Vec<u8>,
 }
 
 pub(crate) fn text(it: &str) -> Vec<u8> {

@@ -44,7 +44,10 @@ impl Table {
                 _ => 1,
             };
             let end = at + width * shape.iter().product::<u64>();
-            rows.insert(name.clone(), serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": [at, end]}));
+            rows.insert(
+                name.clone(),
+                serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": [at, end]}),
+            );
             at = end;
         }
         let header = Json::Object(rows).to_string();

@@ -16,50 +16,99 @@ fn llama() -> (Json, Table) {
 /// Edits of config.json with a part of the line that refuses them.
 fn config_cases() -> Vec<(Vec<(&'static str, Json)>, &'static str)> {
     vec![
-        (vec![("model_type", json!("mamba"))], "key 'model_type' at 0x0: 'mamba' is not supported (llama, mistral,"),
-        (vec![("architectures", json!(["LlamaForSequenceClassification"]))], "'LlamaForSequenceClassification'"),
+        (
+            vec![("model_type", json!("mamba"))],
+            "key 'model_type' at 0x0: 'mamba' is not supported (llama, mistral,",
+        ),
+        (
+            vec![("architectures", json!(["LlamaForSequenceClassification"]))],
+            "'LlamaForSequenceClassification'",
+        ),
         (vec![("architectures", json!(["Qwen2ForCausalLM"]))], "key 'architectures'"),
         (vec![("hidden_size", json!(null))], "key 'hidden_size' is missing"),
         (vec![("num_hidden_layers", json!(0))], "key 'num_hidden_layers' at 0x0: 0, expected at least 1"),
         (vec![("hidden_act", json!("xielu"))], "key 'hidden_act' at 0x0: 'xielu' is not supported (silu,"),
         (vec![("rms_norm_eps", json!(-1e-5))], "key 'rms_norm_eps'"),
-        (vec![("rope_scaling", json!({"type": "yarn", "factor": 4.0}))], "key 'rope_scaling.type' at 0x0: 'yarn'"),
-        (vec![("rope_scaling", json!({"rope_type": "dynamic", "factor": 2.0}))], "'dynamic' is not supported"),
+        (
+            vec![("rope_scaling", json!({"type": "yarn", "factor": 4.0}))],
+            "key 'rope_scaling.type' at 0x0: 'yarn'",
+        ),
+        (
+            vec![("rope_scaling", json!({"rope_type": "dynamic", "factor": 2.0}))],
+            "'dynamic' is not supported",
+        ),
         (vec![("rope_scaling", json!({"rope_type": "longrope"}))], "'longrope' is not supported"),
         (vec![("rope_parameters", json!({"rope_type": "yarn"}))], "key 'rope_parameters.rope_type'"),
         (vec![("rope_scaling", json!({"rope_type": "linear"}))], "key 'rope_scaling.factor' is missing"),
-        (vec![("rope_scaling", json!({"rope_type": "linear", "factor": 0}))], "0, expected a positive number"),
         (
-            vec![("rope_scaling", json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 4,
-                "high_freq_factor": 4, "original_max_position_embeddings": 64}))],
+            vec![("rope_scaling", json!({"rope_type": "linear", "factor": 0}))],
+            "0, expected a positive number",
+        ),
+        (
+            vec![(
+                "rope_scaling",
+                json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 4,
+                "high_freq_factor": 4, "original_max_position_embeddings": 64}),
+            )],
             "key 'rope_scaling.high_freq_factor' at 0x0: 4, expected more than",
         ),
         (
             vec![("rope_scaling", json!({"rope_type": "linear", "factor": 2, "attention_factor": 1.5}))],
             "key 'rope_scaling.attention_factor' at 0x0: is not understood",
         ),
-        (vec![("rope_theta", json!(1e4)), ("rope_parameters.rope_theta", json!(5e5))], "'rope_theta' is 10000"),
-        (vec![("rope_parameters.full_attention.rope_theta", json!(5e5))], "rope_parameters.full_attention.rope_theta"),
-        (vec![("partial_rotary_factor", json!(0.25))], "key 'partial_rotary_factor' at 0x0: rotates 1 of 4 elements"),
+        (
+            vec![("rope_theta", json!(1e4)), ("rope_parameters.rope_theta", json!(5e5))],
+            "'rope_theta' is 10000",
+        ),
+        (
+            vec![("rope_parameters.full_attention.rope_theta", json!(5e5))],
+            "rope_parameters.full_attention.rope_theta",
+        ),
+        (
+            vec![("partial_rotary_factor", json!(0.25))],
+            "key 'partial_rotary_factor' at 0x0: rotates 1 of 4 elements",
+        ),
         (vec![("partial_rotary_factor", json!(1.5))], "1.5, expected a share up to 1"),
-        (vec![("sliding_window", json!(63))], "a window of 63 positions is not supported for a context of 64"),
+        (
+            vec![("sliding_window", json!(63))],
+            "a window of 63 positions is not supported for a context of 64",
+        ),
         (vec![("layer_types", json!(["sliding_attention"]))], "key 'sliding_window' is missing"),
         (vec![("layer_types", json!(["linear_attention"]))], "key 'layer_types' at 0x0: 'linear_attention'"),
-        (vec![("attn_logit_softcapping", json!(50.0))], "key 'attn_logit_softcapping' at 0x0: is not understood"),
+        (
+            vec![("attn_logit_softcapping", json!(50.0))],
+            "key 'attn_logit_softcapping' at 0x0: is not understood",
+        ),
         (vec![("embedding_multiplier", json!(12.0))], "key 'embedding_multiplier'"),
         (vec![("clip_qkv", json!(8.0))], "key 'clip_qkv'"),
         (vec![("logit_scale", json!(0.0625))], "key 'logit_scale'"),
         (vec![("alibi", json!(true))], "key 'alibi'"),
         (vec![("quantization_config.quant_method", json!("awq"))], "key 'quantization_config.quant_method'"),
         (vec![("rope_interleaved", json!(true))], "key 'rope_interleaved'"),
-        (vec![("num_attention_heads", json!(3)), ("head_dim", json!(null))], "3 heads do not divide 8 elements"),
-        (vec![("head_dim", json!(2_000_000_000)), ("num_attention_heads", json!(3))], "3 heads of 2000000000 elements"),
-        (vec![("num_key_value_heads", json!(3)), ("num_attention_heads", json!(4)), ("head_dim", json!(2))], "shape"),
+        (
+            vec![("num_attention_heads", json!(3)), ("head_dim", json!(null))],
+            "3 heads do not divide 8 elements",
+        ),
+        (
+            vec![("head_dim", json!(2_000_000_000)), ("num_attention_heads", json!(3))],
+            "3 heads of 2000000000 elements",
+        ),
+        (
+            vec![
+                ("num_key_value_heads", json!(3)),
+                ("num_attention_heads", json!(4)),
+                ("head_dim", json!(2)),
+            ],
+            "shape",
+        ),
         (vec![("attention_bias", json!(true))], "tensor 'model.layers.0.self_attn.q_proj.bias' is missing"),
         (vec![("mlp_bias", json!(true))], "tensor 'model.layers.0.mlp.gate_proj.bias' is missing"),
         (vec![("tie_word_embeddings", json!(false))], "tensor 'lm_head.weight' is missing"),
         (vec![("num_hidden_layers", json!(4_000_000_000_u32))], "tensor 'model.layers.1."),
-        (vec![("vocab_size", json!(11))], "tensor 'model.embed_tokens.weight' has shape [10, 8], expected [11, 8]"),
+        (
+            vec![("vocab_size", json!(11))],
+            "tensor 'model.embed_tokens.weight' has shape [10, 8], expected [11, 8]",
+        ),
     ]
 }
 
@@ -97,7 +146,11 @@ fn keys_that_change_nothing_are_accepted() {
         let result = import_made(&dir, &edited(&config, &[(key, value)]), &table, &OPTIONS);
         assert!(result.is_ok(), "{key}: {}", result.unwrap_err());
     }
-    let window = [("sliding_window", json!(16)), ("use_sliding_window", json!(false)), ("max_window_layers", json!(1))];
+    let window = [
+        ("sliding_window", json!(16)),
+        ("use_sliding_window", json!(false)),
+        ("max_window_layers", json!(1)),
+    ];
     let config = edited(&TINY.config("qwen2", "Qwen2ForCausalLM"), &window);
     assert!(import_made(&dir, &config, &TINY.table(true, false), &OPTIONS).is_ok());
 }
@@ -115,14 +168,17 @@ fn tensors_are_taken_or_refused() {
     assert_eq!(line(&|t| t.add("lm_head.weight", &[10, 8])), Ok(()), "the tied head, repeated");
     let cases: [(&dyn Fn(&mut Table), &str); 6] = [
         (&|t| drop(t.0.remove("model.norm.weight")), "tensor 'model.norm.weight' is missing"),
-        (&|t| t.add("model.layers.0.self_attn.q_proj.bias", &[8]), "'model.layers.0.self_attn.q_proj.bias' at"),
-        (&|t| t.add("model.layers.1.input_layernorm.weight", &[8]), "is not part of this architecture"),
-        (&|t| t.add("model.norm.weight", &[8, 1]), "tensor 'model.norm.weight' has shape [8, 1], expected [8]"),
-        (&|t| t.add("model.layers.0.mlp.up_proj.weight", &[8, 16]), "has shape [8, 16], expected [16, 8]"),
         (
-            &|t| t.0.get_mut("model.norm.weight").unwrap().0 = "I8",
-            "tensor 'model.norm.weight' at",
+            &|t| t.add("model.layers.0.self_attn.q_proj.bias", &[8]),
+            "'model.layers.0.self_attn.q_proj.bias' at",
         ),
+        (&|t| t.add("model.layers.1.input_layernorm.weight", &[8]), "is not part of this architecture"),
+        (
+            &|t| t.add("model.norm.weight", &[8, 1]),
+            "tensor 'model.norm.weight' has shape [8, 1], expected [8]",
+        ),
+        (&|t| t.add("model.layers.0.mlp.up_proj.weight", &[8, 16]), "has shape [8, 16], expected [16, 8]"),
+        (&|t| t.0.get_mut("model.norm.weight").unwrap().0 = "I8", "tensor 'model.norm.weight' at"),
     ];
     for (change, want) in cases {
         let line = line(change).expect_err(want);
@@ -225,7 +281,10 @@ fn gguf_keys_that_change_the_maths_are_refused_by_name() {
     let cases: [(More, Option<&str>); 16] = [
         (|it| it, None),
         (|it| it.str("general.type", "adapter"), Some("key 'general.type' at 0x")),
-        (|it| it.str("llama.rope.scaling.type", "yarn").f32("llama.rope.scaling.factor", 4.0), Some("'yarn'")),
+        (
+            |it| it.str("llama.rope.scaling.type", "yarn").f32("llama.rope.scaling.factor", 4.0),
+            Some("'yarn'"),
+        ),
         (|it| it.str("llama.rope.scaling.type", "none").f32("llama.rope.scaling.factor", 4.0), None),
         (|it| it.f32("llama.rope.scaling.factor", -2.0), Some("-2, expected a positive number")),
         (|it| it.f32("llama.rope.scaling.attn_factor", 1.2), Some("key 'llama.rope.scaling.attn_factor'")),

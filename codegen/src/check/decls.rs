@@ -110,8 +110,8 @@ fn parts(module: &Module, id: WeightId) -> Option<Vec<Part>> {
         let Some(at) = open.pop() else { return Some(out) };
         let decl = module.weights.get(at)?;
         let rows = match decl.ty.shape.dims() {
-            [_] => 1,
-            [Dim::Const(n), _] => u64::from(*n),
+            // Rows of a part of a vector count its elements.
+            [Dim::Const(n)] | [Dim::Const(n), _] => u64::from(*n),
             _ => return None,
         };
         let stored = match &decl.init {

@@ -67,7 +67,13 @@ pub(super) fn matmul(x: &Tensor, w: &Tensor) -> Tensor {
     Tensor::matrix(n, out)
 }
 
-pub(super) fn linear(x: &Tensor, w: &Tensor, bias: Option<&Tensor>, act: Act, residual: Option<&Tensor>) -> Res {
+pub(super) fn linear(
+    x: &Tensor,
+    w: &Tensor,
+    bias: Option<&Tensor>,
+    act: Act,
+    residual: Option<&Tensor>,
+) -> Res {
     let mut y = matmul(x, w);
     let n = y.cols();
     if let (Some(bias), Data::F64(y)) = (bias, &mut y.data) {
@@ -132,7 +138,12 @@ pub(super) fn layer_norm(x: &Tensor, w: &Tensor, b: Option<&Tensor>, eps: f64) -
 }
 
 /// The frequency of each pair, in radians a position.
-pub(super) fn rope_frequencies(dims: u32, base: f64, scaling: RopeScaling, factors: Option<&Tensor>) -> Vec<f64> {
+pub(super) fn rope_frequencies(
+    dims: u32,
+    base: f64,
+    scaling: RopeScaling,
+    factors: Option<&Tensor>,
+) -> Vec<f64> {
     let frequency = |i: u32| {
         let trained = base.powf(-2.0 * f64::from(i) / f64::from(dims));
         let scaled = match scaling {

@@ -168,7 +168,8 @@ fn bind(
     given: &Tensor,
 ) -> Result<(), String> {
     let wrong = || format!("found the shape {:?}, expected {}", given.shape, ty.display(&module.syms));
-    if ty.shape.rank() != given.shape.len() || (ty.dtype == DType::I32) != matches!(given.data, Data::I32(_)) {
+    if ty.shape.rank() != given.shape.len() || (ty.dtype == DType::I32) != matches!(given.data, Data::I32(_))
+    {
         return Err(wrong());
     }
     for (dim, &size) in ty.shape.dims().iter().zip(&given.shape) {

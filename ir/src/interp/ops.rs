@@ -3,12 +3,13 @@
 use std::rc::Rc;
 
 use super::math::{
-    Res, activate, add_scaled, argmax, bank_slice, dot, gather, layer_norm, linear, map, matmul, per_row, rms_norm, rope,
-    rope_angles, rope_frequencies, route_top_k, softmax, unary, zip,
+    Res, activate, add_scaled, argmax, bank_slice, dot, gather, layer_norm, linear, map, matmul, per_row,
+    rms_norm, rope, rope_angles, rope_frequencies, route_top_k, softmax, unary, zip,
 };
 use super::{Frame, InterpError, Tensor};
-use crate::graph::OpId;
+use crate::graph::{OpId, StateId};
 use crate::ops::Op;
+use crate::types::Dim;
 
 impl Frame<'_, '_> {
     pub(super) fn op(&mut self, id: OpId) -> Result<(), InterpError> {
@@ -33,7 +34,9 @@ impl Frame<'_, '_> {
     fn plain(&mut self, id: OpId) -> Result<Tensor, InterpError> {
         let x = self.operand(id, 0)?;
         let y = match &self.graph.ops[id].op {
-            Op::Embed {} | Op::QuantAct { .. } | Op::Unary { .. } | Op::Slice { .. } | Op::Reshape { .. } => None,
+            Op::Embed {} | Op::QuantAct { .. } | Op::Unary { .. } | Op::Slice { .. } | Op::Reshape { .. } => {
+                None
+            }
             Op::Argmax {} | Op::FiniteCheck {} => None,
             Op::RopeAngles { .. } => self.optional(id, 1)?,
             _ => Some(self.operand(id, 1)?),
@@ -78,63 +81,57 @@ impl Frame<'_, '_> {
         result.map_err(|message| self.error(id, message))
     }
 
-    /// Sizes of the state in operand `slot`: (positions, heads · d, elements).
-    fn cache_sizes(&self, id: OpId, slot: usize) -> (usize, usize, usize) {
-        let ty = self.graph.ty(self.graph.ops[id].operand(slot));
-        let size = |i: usize| {
-            let upper = ty.shape.dims()[i].upper(&self.interp.module.syms);
-            usize::try_from(upper).expect("verified: rule 9")
+    /// The state in operand `slot`, allocated when it is first met.
+    fn cache(&mut self, id: OpId, slot: usize) -> Result<Cache, InterpError> {
+        let value = self.graph.ops[id].operand(slot);
+        let state = self.graph.state(value).expect("verified: rule 17");
+        let upper = |dim: &Dim| usize::try_from(dim.upper(&self.interp.module.syms)).ok();
+        let sizes: Option<Vec<usize>> = self.graph.ty(value).shape.dims().iter().map(upper).collect();
+        let elements = |it: &Vec<usize>| it.iter().try_fold(1usize, |n, it| n.checked_mul(*it));
+        let sizes = sizes.filter(|it| elements(it).is_some_and(|n| n <= LARGEST));
+        let Some([rows, positions, heads, d]) = sizes.as_deref() else {
+            return Err(self.error(id, format!("a cache of more than {LARGEST} elements is not evaluated")));
         };
-        (size(1), size(2) * size(3), size(0) * size(1) * size(2) * size(3))
+        let cache = Cache { state, rows: *rows, positions: *positions, heads: *heads, d: *d };
+        if self.interp.states[state].is_empty() {
+            self.interp.states[state] = vec![0.0; cache.rows * cache.positions * cache.width()];
+        }
+        Ok(cache)
     }
 
     fn kv_append(&mut self, id: OpId) -> Result<(), InterpError> {
-        let state = self.graph.state(self.graph.ops[id].operand(0)).expect("verified: rule 17");
+        let cache = self.cache(id, 0)?;
         let (x, row, pos) = (self.operand(id, 1)?, self.operand(id, 2)?, self.operand(id, 3)?);
-        let (positions, width, elements) = self.cache_sizes(id, 0);
-        self.interp.states[state].resize(elements, 0.0);
-        for (x, at) in x.rows().zip(row.i32s().iter().zip(pos.i32s())) {
-            let at = place(elements / (positions * width), positions, at);
-            let at = at.map_err(|message| self.error(id, message))? * width;
-            self.interp.states[state][at..at + width].copy_from_slice(x);
+        for (x, (row, pos)) in x.rows().zip(row.i32s().iter().zip(pos.i32s())) {
+            let at = cache.place(*row, *pos).map_err(|message| self.error(id, message))? * cache.width();
+            self.interp.states[cache.state][at..at + cache.width()].copy_from_slice(x);
         }
         Ok(())
     }
 
     fn attention(&mut self, id: OpId, scale: f64) -> Result<Tensor, InterpError> {
-        let op = &self.graph.ops[id];
         let (q, row, pos) = (self.operand(id, 0)?, self.operand(id, 3)?, self.operand(id, 4)?);
-        let dims = self.graph.ty(op.operand(1)).shape.dims();
-        let heads = dims[2].known().expect("verified: rule 8") as usize;
-        let (positions, k_width, elements) = self.cache_sizes(id, 1);
-        let (_, v_width, v_elements) = self.cache_sizes(id, 2);
-        let mut cache = |slot: usize, elements: usize| {
-            let state = self.graph.state(op.operand(slot)).expect("verified: rule 17");
-            self.interp.states[state].resize(elements, 0.0);
-            state
-        };
-        let (k, v) = (cache(1, elements), cache(2, v_elements));
-        let (k, v) = (&self.interp.states[k], &self.interp.states[v]);
-        let (d, dv) = (k_width / heads, v_width / heads);
-        let group = q.cols() / d / heads;
+        let (k_cache, v_cache) = (self.cache(id, 1)?, self.cache(id, 2)?);
+        let (k, v) = (&self.interp.states[k_cache.state], &self.interp.states[v_cache.state]);
+        let (d, n_heads) = (k_cache.d, q.cols() / k_cache.d);
+        let group = n_heads / k_cache.heads;
         let mut out = Vec::new();
         for (q, (row, pos)) in q.rows().zip(row.i32s().iter().zip(pos.i32s())) {
-            let last = place(elements / (positions * k_width), positions, (row, pos));
-            let last = last.map_err(|message| self.error(id, message))?;
-            let first = last / positions * positions;
+            let last = k_cache.place(*row, *pos).map_err(|message| self.error(id, message))?;
+            let first = last / k_cache.positions * k_cache.positions;
             for (h, q) in q.chunks_exact(d).enumerate() {
                 let g = h / group;
-                let key = |at: usize| &k[at * k_width + g * d..][..d];
-                let mut p: Vec<f64> = (first..=last).map(|at| scale * dot(q, key(at))).collect();
+                let mut p: Vec<f64> =
+                    (first..=last).map(|at| scale * dot(q, k_cache.head(k, at, g))).collect();
                 softmax(&mut p);
-                let mut y = vec![0.0; dv];
+                let mut y = vec![0.0; v_cache.d];
                 for (p, at) in p.iter().zip(first..) {
-                    add_scaled(&mut y, *p, &v[at * v_width + g * dv..][..dv]);
+                    add_scaled(&mut y, *p, v_cache.head(v, at, g));
                 }
                 out.extend(y);
             }
         }
-        Ok(Tensor::matrix(q.cols() / d * dv, out))
+        Ok(Tensor::matrix(n_heads * v_cache.d, out))
     }
 
     fn for_each_expert(&mut self, id: OpId, experts: u32) -> Result<Tensor, InterpError> {
@@ -172,12 +169,38 @@ fn second(y: &Option<Rc<Tensor>>) -> &Tensor {
     y.as_deref().expect("verified: rule 12")
 }
 
-/// The index of (row, pos) in a cache of `rows` × `positions`.
-fn place(rows: usize, positions: usize, (row, pos): (&i32, &i32)) -> Res<usize> {
-    let inside = |at: i32, n: usize| usize::try_from(at).ok().filter(|it| *it < n);
-    match (inside(*row, rows), inside(*pos, positions)) {
-        (Some(row), Some(pos)) => Ok(row * positions + pos),
-        _ => Err(format!("row {row}, position {pos} of a cache of {rows} rows of {positions}")),
-    }
+/// Elements of the largest cache that is evaluated: 8 GiB.
+const LARGEST: usize = 1 << 30;
+
+/// A state and its sizes.
+struct Cache {
+    state: StateId,
+    rows: usize,
+    positions: usize,
+    heads: usize,
+    d: usize,
 }
 
+impl Cache {
+    /// Elements of one position.
+    const fn width(&self) -> usize {
+        self.heads * self.d
+    }
+
+    /// The index of (row, pos) among all positions of all rows.
+    fn place(&self, row: i32, pos: i32) -> Res<usize> {
+        let inside = |at: i32, n: usize| usize::try_from(at).ok().filter(|it| *it < n);
+        match (inside(row, self.rows), inside(pos, self.positions)) {
+            (Some(row), Some(pos)) => Ok(row * self.positions + pos),
+            _ => Err(format!(
+                "row {row}, position {pos} of a cache of {} rows of {}",
+                self.rows, self.positions
+            )),
+        }
+    }
+
+    /// Head `g` of place `at`.
+    fn head<'a>(&self, elements: &'a [f64], at: usize, g: usize) -> &'a [f64] {
+        &elements[at * self.width() + g * self.d..][..self.d]
+    }
+}

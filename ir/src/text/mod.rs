@@ -31,7 +31,7 @@
 //! - the parser never panics, nests at most [`MAX_DEPTH`] regions, and allocates in proportion to the text.
 //!
 //! Deliberately absent: types are taken as written and attributes only as far as their own syntax goes; whether they are
-//! right is for [`crate::verify`]. Only the first error is told: what follows it would be guesses.
+//! right is for [`mod@crate::verify`]. Only the first error is told: what follows it would be guesses.
 
 mod cursor;
 mod lexer;
@@ -41,8 +41,8 @@ mod printer;
 
 pub(crate) use lexer::is_word;
 pub use parser::parse_module;
-pub use printer::{ValueNames, print_graph, print_module, print_op};
 pub(crate) use printer::{Name, print_graph_header, print_output, print_state, print_sym, print_weight};
+pub use printer::{ValueNames, print_graph, print_module, print_op};
 
 /// The deepest nesting of regions.
 pub const MAX_DEPTH: usize = 16;

@@ -18,7 +18,8 @@ use crate::types::{Dim, Shape, SymDecl, SymId, TensorType};
 /// # Errors
 /// Where the text departs from the grammar, or names what was not declared before.
 pub fn parse_module(text: &str) -> Result<Module, ParseError> {
-    let mut parser = Parser { cursor: Cursor::new(text)?, module: Module::default(), names: Names::default() };
+    let mut parser =
+        Parser { cursor: Cursor::new(text)?, module: Module::default(), names: Names::default() };
     parser.module()?;
     Ok(parser.module)
 }
@@ -209,7 +210,11 @@ impl<'t> Parser<'t> {
             return Ok(Dim::sym(self.sym_ref()?));
         };
         let n = self.cursor.int("a size")?;
-        if self.cursor.eat('*') { Ok(Dim::Scaled { sym: self.sym_ref()?, mul: n }) } else { Ok(Dim::Const(n)) }
+        if self.cursor.eat('*') {
+            Ok(Dim::Scaled { sym: self.sym_ref()?, mul: n })
+        } else {
+            Ok(Dim::Const(n))
+        }
     }
 
     fn sym_ref(&mut self) -> Result<SymId, ParseError> {

@@ -21,7 +21,11 @@ pub fn print_module(module: &Module) -> String {
     let mut out = String::new();
     let info = &module.info;
     let (name, arch) = (Quoted(&info.name), Name(&info.arch));
-    line(&mut out, 0, format_args!("module {name} arch={arch} ctx={} vocab={} {{", info.ctx_trained, info.vocab));
+    line(
+        &mut out,
+        0,
+        format_args!("module {name} arch={arch} ctx={} vocab={} {{", info.ctx_trained, info.vocab),
+    );
     for (id, source) in module.sources.iter() {
         line(&mut out, 1, format_args!("{}", print_source(id.index(), source)));
     }
@@ -212,7 +216,11 @@ impl Printer<'_> {
             let args = region.args.iter().map(|it| format!("{}: {}", self.value(*it), self.ty(*it)));
             line(out, depth + 1, format_args!("^({})", join(args)));
             self.ops(out, depth + 1, &region.order);
-            line(out, depth + 1, format_args!("yield {}", join(region.yields.iter().map(|it| self.value(*it)))));
+            line(
+                out,
+                depth + 1,
+                format_args!("yield {}", join(region.yields.iter().map(|it| self.value(*it)))),
+            );
             line(out, depth, format_args!("}}"));
         }
     }
@@ -276,6 +284,10 @@ struct Quoted<'a>(&'a str);
 impl Display for Quoted<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_char('"')?;
+        if !self.0.contains(|c: char| c == '"' || c == '\\' || c.is_control()) {
+            f.write_str(self.0)?;
+            return f.write_char('"');
+        }
         for c in self.0.chars() {
             match c {
                 '"' => f.write_str("\\\"")?,

@@ -9,7 +9,7 @@
 //! 5. The stored dtype is the declared one, or f16 or bf16 under a declared f32.
 //! 6. The parts of a concatenation are declared before it, have its dtype and its shape but for the first dimension, and sum up to it.
 //! 7. A weight is read by a graph, or is part of one that is.
-//! 8. A state is `f32` or `f16` `[B, S, heads, d]` with known heads and d.
+//! 8. A state is `f32` or `f16` `[B, S, heads, d]` with known heads and d; its sizes are as in rule 9.
 //!
 //! Structure of a graph
 //! 9. Ids are in range, and values say where they come from. Sizes are at least 1, and the largest size in bytes fits 64 bits.
@@ -86,7 +86,7 @@ pub struct VerifyError {
     pub at: Entity,
     /// The line of text at fault, without region and comments.
     pub context: String,
-    /// The number of the rule in the documentation of [`crate::verify`].
+    /// The number of the rule in the documentation of [`mod@crate::verify`].
     pub rule: u16,
     /// What is wrong, with found and expected.
     pub message: String,
@@ -118,7 +118,13 @@ pub fn verify(module: &Module) -> Result<Verified<'_>, Vec<VerifyError>> {
     let mut sound = true;
     let fx = phase::fixed_point(module);
     for (id, graph) in module.graphs.iter() {
-        let mut cx = GraphCx { id, graph, names: ValueNames::of(graph), order: SecondaryMap::new(0), errors: &mut errors };
+        let mut cx = GraphCx {
+            id,
+            graph,
+            names: ValueNames::of(graph),
+            order: SecondaryMap::new(0),
+            errors: &mut errors,
+        };
         let before = cx.errors.found.len();
         structure::graph(&mut cx);
         sound &= cx.errors.found.len() == before;

@@ -72,12 +72,8 @@ fn legal(cx: &mut GraphCx<'_, '_>, id: OpId, op: &OpData, fx: Option<DType>) {
     let weight = cx.graph.ty(op.operand(1)).dtype;
     let expected = if weight.is_integer_weight() { fx.unwrap_or(DType::F32) } else { DType::F32 };
     if found != expected {
-        let message = format!(
-            "a linear over {} reads {} here, found {}",
-            weight.name(),
-            expected.name(),
-            found.name()
-        );
+        let message =
+            format!("a linear over {} reads {} here, found {}", weight.name(), expected.name(), found.name());
         cx.op(id, 20, message);
     }
 }

@@ -3,6 +3,7 @@
 use waste_plan::DType;
 use waste_plan::ids::SecondaryMap;
 
+use super::structure::type_fault;
 use super::{Errors, GraphCx};
 use crate::graph::{Def, OpData, OpId, StateId, StateKind, ValueId};
 use crate::ops::Op;
@@ -14,6 +15,8 @@ pub(super) fn declarations(errors: &mut Errors<'_>) {
         let shaped = matches!(state.ty.shape.dims(), [_, _, Dim::Const(1..), Dim::Const(1..)]);
         if !shaped || !matches!(state.ty.dtype, DType::F32 | DType::F16) {
             errors.state(id, 8, "a state is f32 or f16 [B, S, heads, d]".to_owned());
+        } else if let Some(fault) = type_fault(errors.module, &state.ty) {
+            errors.state(id, 8, fault);
         }
     }
 }

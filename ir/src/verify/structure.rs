@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use waste_plan::ids::SecondaryMap;
 
 use super::{Errors, GraphCx};
-use crate::graph::{Def, OpData, OpId, RegionId, ValueId};
+use crate::graph::{Def, Module, OpData, OpId, RegionId, ValueId};
 use crate::text::{MAX_DEPTH, is_word};
 use crate::types::{Dim, TensorType};
 
@@ -89,7 +89,7 @@ impl Walk<'_, '_, '_> {
             if !is_index(data.def, i, |def| if let Def::Input(i) = def { Some(i) } else { None }) {
                 self.cx.whole(9, format!("input {i} does not say so of itself"));
             }
-            if let Some(fault) = self.type_fault(&data.ty) {
+            if let Some(fault) = type_fault(self.cx.module(), &data.ty) {
                 self.cx.whole(9, format!("input {i}: {fault}"));
             }
             let numbered = |it: &str| !it.is_empty() && it.bytes().all(|b| b.is_ascii_digit());
@@ -187,7 +187,7 @@ impl Walk<'_, '_, '_> {
             if !is_index(data.def, i, own) {
                 self.cx.op(id, 9, format!("result {i} does not say so of itself"));
             }
-            if let Some(fault) = self.type_fault(&data.ty) {
+            if let Some(fault) = type_fault(self.cx.module(), &data.ty) {
                 self.cx.op(id, 9, format!("result {i}: {fault}"));
             }
             self.visible[value] = true;
@@ -214,7 +214,7 @@ impl Walk<'_, '_, '_> {
             if !is_index(data.def, i, own) {
                 self.cx.op(owner, 9, format!("argument {i} does not say so of itself"));
             }
-            if let Some(fault) = self.type_fault(&data.ty) {
+            if let Some(fault) = type_fault(self.cx.module(), &data.ty) {
                 self.cx.op(owner, 9, format!("argument {i}: {fault}"));
             }
             self.visible[arg] = true;
@@ -252,22 +252,21 @@ impl Walk<'_, '_, '_> {
             self.cx.whole(10, format!("{id} has no owner"));
         }
     }
+}
 
-    /// What is wrong with the sizes of `ty`.
-    fn type_fault(&self, ty: &TensorType) -> Option<String> {
-        let module = self.cx.module();
-        for dim in ty.shape.dims() {
-            match *dim {
-                Dim::Const(0) | Dim::Scaled { mul: 0, .. } => return Some("a size of 0".to_owned()),
-                Dim::Scaled { sym, .. } if module.syms.get(sym).is_none() => {
-                    return Some(format!("{sym} is not in the module"));
-                }
-                Dim::Const(_) | Dim::Scaled { .. } => {}
+/// What is wrong with the sizes of `ty`.
+pub(super) fn type_fault(module: &Module, ty: &TensorType) -> Option<String> {
+    for dim in ty.shape.dims() {
+        match *dim {
+            Dim::Const(0) | Dim::Scaled { mul: 0, .. } => return Some("a size of 0".to_owned()),
+            Dim::Scaled { sym, .. } if module.syms.get(sym).is_none() => {
+                return Some(format!("{sym} is not in the module"));
             }
+            Dim::Const(_) | Dim::Scaled { .. } => {}
         }
-        let fits = module.upper_bytes(ty).is_some();
-        (!fits).then(|| format!("{} has no size in bytes", ty.display(&module.syms)))
     }
+    let fits = module.upper_bytes(ty).is_some();
+    (!fits).then(|| format!("{} has no size in bytes", ty.display(&module.syms)))
 }
 
 /// Whether `def` is entry `i` of what `entry` looks for.

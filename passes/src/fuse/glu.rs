@@ -2,7 +2,7 @@
 //!
 //! Before / After: see snapshots/passes/fuse-glu/basic.
 //! Requires: phase canonical, before merge-linears.  Refuses when: gate or up has a second use, a bias or an epilogue; they read
-//! different inputs; their weights differ in type.
+//! different inputs, or are slices of one product; their weights differ in type.
 //! Numerics: preserves (same operations in the same order per element).
 //! Why: saves two arena buffers of [m, ffn], a pass over them, and a pass over x.
 
@@ -31,6 +31,8 @@ fn fuse(m: &Matcher<'_>, at: OpId) -> Attempt {
     let (Some((gate_op, gate_data)), Some((up_op, up_data))) = (m.def(gate), m.def(up)) else {
         return Err(Miss::Other);
     };
+    let are_slices = matches!((&gate_data.op, &up_data.op), (Op::Slice { .. }, Op::Slice { .. }));
+    demand(!are_slices, "gate and up are slices of one product")?;
     let (gate_w, up_w) = (matrix(gate_data)?, matrix(up_data)?);
     demand(gate_data.operand(0) == up_data.operand(0), "gate and up read different inputs")?;
     demand(m.graph.ty(gate_w) == m.graph.ty(up_w), "the weights of gate and up differ in type")?;

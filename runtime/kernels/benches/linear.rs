@@ -2,7 +2,7 @@
 //!
 //! The clock is the thread's own processor time, so that other work on the machine disturbs less.
 //! Every argument must occur in the line's name (row, shape, tier), e.g. `-- w4m_fixed24 T=1`. A line is the
-//! best and the median of 25 samples of about 2 ms; the spread is the interquartile range over the median. Activations are quantised before the
+//! best and the median of 101 samples of about 0.3 ms; the spread is the interquartile range over the median. Activations are quantised before the
 //! clock starts. Weights beyond the caches are read in full every time. GB/s counts weight bytes.
 #![allow(clippy::print_stdout, reason = "a bench prints its figures")]
 
@@ -15,7 +15,7 @@ use waste_plan::LANES;
 
 /// Rows of a tile, as the executor would cut them.
 const TILE_ROWS: usize = 128;
-const SAMPLES: usize = 25;
+const SAMPLES: usize = 101;
 
 fn main() {
     let filters: Vec<String> = std::env::args().skip(1).filter(|it| !it.starts_with("--")).collect();
@@ -98,7 +98,7 @@ fn time(mut once: impl FnMut()) -> Times {
     once();
     let start = now();
     once();
-    let n = (0.002 / (now() - start).max(1e-9)).ceil().max(1.0) as u32;
+    let n = (0.0003 / (now() - start).max(1e-9)).ceil().max(1.0) as u32;
     let mut samples: Vec<f64> = (0..SAMPLES)
         .map(|_| {
             let start = now();

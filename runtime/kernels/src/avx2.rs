@@ -4,14 +4,25 @@
 
 use std::arch::x86_64::{
     __m128i, __m256, __m256i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch,
-    _mm256_broadcastq_epi64, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_epi32, _mm256_storeu_ps,
-    _mm256_storeu_si256,
+    _mm256_broadcastq_epi64, _mm256_cvtph_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_epi32,
+    _mm256_storeu_ps, _mm256_storeu_si256,
 };
+
+use half::f16;
+use waste_plan::LANES;
 
 /// 16 bytes.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(crate) fn load_16(src: &[u8; 16]) -> __m128i {
+    // SAFETY: `src` is 16 readable bytes; the unaligned form has no alignment demand.
+    unsafe { _mm_loadu_si128(src.as_ptr().cast()) }
+}
+
+/// 8 half-precision floats, as they are.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(crate) fn load_halves(src: &[f16; 8]) -> __m128i {
     // SAFETY: `src` is 16 readable bytes; the unaligned form has no alignment demand.
     unsafe { _mm_loadu_si128(src.as_ptr().cast()) }
 }
@@ -97,6 +108,14 @@ pub(crate) fn splat_words(src: &[i16; 4]) -> __m256i {
     _mm256_broadcastq_epi64(low)
 }
 
+/// 16 f16 numbers as f32.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn widen_halves(src: &[u8; 2 * LANES]) -> [__m256; 2] {
+    let (parts, _) = src.as_chunks::<16>();
+    [_mm256_cvtph_ps(load_16(&parts[0])), _mm256_cvtph_ps(load_16(&parts[1]))]
+}
+
 /// Asks for the cache line `ahead` bytes past the start of `src`, wherever that is.
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -109,4 +128,17 @@ pub(crate) fn prefetch(src: &[u8], ahead: usize) {
 fn halves(src: &[f32; 16]) -> [&[f32; 8]; 2] {
     let (eights, _) = src.as_chunks::<8>();
     [&eights[0], &eights[1]]
+}
+
+/// Runs `f` on 16 accumulators of `y`; the columns past the tile's edge are dropped.
+#[inline(always)]
+pub(crate) fn with_lanes(y: &mut [f32], f: impl FnOnce(&mut [f32; LANES])) {
+    if let Some(lanes) = y.first_chunk_mut() {
+        f(lanes);
+    } else {
+        let mut lanes = [0.0; LANES];
+        lanes[..y.len()].copy_from_slice(y);
+        f(&mut lanes);
+        y.copy_from_slice(&lanes[..y.len()]);
+    }
 }

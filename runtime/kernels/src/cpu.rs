@@ -118,6 +118,49 @@ impl CpuFeatures {
     }
 }
 
+impl Isa {
+    /// Why kernels of this tier cannot run here, for people; `None` if they can.
+    #[must_use]
+    pub fn why_not(self) -> Option<String> {
+        if CpuFeatures::detect().has(self) {
+            return None;
+        }
+        let missing = missing_extensions(self);
+        Some(match missing.is_empty() {
+            true => "the processor has no AMX with int8, or the system does not grant it".to_owned(),
+            false => format!("the processor or the system has no {}", missing.join(", ")),
+        })
+    }
+}
+
+/// Extensions other than AMX that `isa` needs and that are not here.
+#[cfg(target_arch = "x86_64")]
+fn missing_extensions(isa: Isa) -> Vec<&'static str> {
+    let here = [
+        ("fma", is_x86_feature_detected!("fma")),
+        ("avx2", is_x86_feature_detected!("avx2")),
+        ("f16c", is_x86_feature_detected!("f16c")),
+        ("avx512f", is_x86_feature_detected!("avx512f")),
+        ("avx512bw", is_x86_feature_detected!("avx512bw")),
+        ("avx512dq", is_x86_feature_detected!("avx512dq")),
+        ("avx512vl", is_x86_feature_detected!("avx512vl")),
+        ("avx512vnni", is_x86_feature_detected!("avx512vnni")),
+    ];
+    let needed = match isa {
+        Isa::Portable => 0,
+        Isa::Avx2 => 3,
+        Isa::Avx512 => 7,
+        Isa::Vnni | Isa::Amx => here.len(),
+    };
+    here[..needed].iter().filter(|it| !it.1).map(|it| it.0).collect()
+}
+
+/// Extensions that `isa` needs: this is another kind of processor.
+#[cfg(not(target_arch = "x86_64"))]
+fn missing_extensions(isa: Isa) -> Vec<&'static str> {
+    if isa == Isa::Portable { Vec::new() } else { vec![isa.name()] }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -132,6 +175,19 @@ mod tests {
             assert_eq!(Isa::from_name(isa.name()), Some(isa));
         }
         assert!(!all.without_fma().has_fma());
+    }
+
+    #[test]
+    fn a_tier_is_here_or_something_is_missing() {
+        for isa in Isa::ALL {
+            assert_eq!(
+                isa.why_not().is_none(),
+                CpuFeatures::detect().has(isa),
+                "{}: {:?}",
+                isa.name(),
+                isa.why_not()
+            );
+        }
     }
 
     #[test]

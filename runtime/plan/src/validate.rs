@@ -15,7 +15,7 @@ mod step;
 
 use std::fmt;
 
-use crate::schema::{Plan, PortName, StateKind, VERSION};
+use crate::schema::{Plan, PortName, VERSION, Weight};
 use crate::{DType, Packing};
 
 /// Most steps of all programs together.
@@ -226,7 +226,16 @@ fn weight(plan: &Plan, i: usize) -> Checked {
             it.packing.name()
         )
     })?;
-    let mut rows = 0u64;
+    parts(plan, it)
+}
+
+/// The parts lie in their sources and make the whole weight. Parts of a vector are its elements: their rows count those,
+/// or 1 for a vector that is one stored row.
+fn parts(plan: &Plan, it: &Weight) -> Checked {
+    let dtype = it.dtype.name();
+    let is_one_row = it.rows == 1 && it.parts.len() == 1 && it.parts[0].rows == 1;
+    let is_vector = it.rows == 1 && !is_one_row;
+    let mut sum = 0u64;
     for part in &it.parts {
         let source = plan.sources.get(part.source as usize);
         let source = source.ok_or_else(|| format!("source {} of {}", part.source, plan.sources.len()))?;
@@ -234,14 +243,16 @@ fn weight(plan: &Plan, i: usize) -> Checked {
         let is_widened = it.dtype == DType::F32 && part.stored.is_float();
         ensure(part.stored == it.dtype || is_widened, || format!("{stored} stored for a weight of {dtype}"))?;
         ensure(!part.transposed || part.stored.is_float(), || format!("a transposed part of {stored}"))?;
-        let bytes = part.stored.row_bytes(it.cols).and_then(|row| row.checked_mul(part.rows));
+        let (rows, cols) = if is_vector { (1, part.rows) } else { (part.rows, it.cols) };
+        let bytes = part.stored.row_bytes(cols).and_then(|row| row.checked_mul(rows));
         let end = bytes.and_then(|it| it.checked_add(part.offset));
         ensure(end.is_some_and(|end| end <= source.bytes), || {
-            format!("{} rows at byte {} leave a source of {} bytes", part.rows, part.offset, source.bytes)
+            format!("{rows} × {cols} of {stored} at byte {} leave a source of {} bytes", part.offset, source.bytes)
         })?;
-        rows = rows.saturating_add(part.rows);
+        sum = sum.saturating_add(part.rows);
     }
-    ensure(rows == it.rows, || format!("the parts have {rows} rows, the weight {}", it.rows))
+    let (what, whole) = if is_vector { ("elements", it.cols) } else { ("rows", it.rows) };
+    ensure(sum == whole, || format!("the parts have {sum} {what}, the weight {whole}"))
 }
 
 fn states(plan: &Plan, report: &mut Report) {
@@ -256,9 +267,6 @@ fn states(plan: &Plan, report: &mut Report) {
 fn state(plan: &Plan, i: usize) -> Checked {
     let it = &plan.states[i];
     let [rows, positions, heads, d] = it.shape;
-    match it.kind {
-        StateKind::Keys | StateKind::Values => {}
-    }
     ensure(is_cache_dtype(it.dtype), || format!("a cache of {}, expected f32 or f16", it.dtype.name()))?;
     ensure(rows == plan.options.batch, || format!("{rows} rows, the options say {}", plan.options.batch))?;
     ensure(positions.is_multiple_of(crate::schema::KV_TILE), || {

@@ -1,4 +1,4 @@
-//! Lists of processors as the kernel, `taskset` and `--cpus` write them.
+//! Lists of processors as the kernel writes them.
 
 use std::collections::BTreeSet;
 
@@ -6,8 +6,7 @@ use std::collections::BTreeSet;
 const MAX_CPUS: usize = 8192;
 
 /// Parses `0-3,8,10-11`; `None` for anything else, an empty list included.
-#[must_use]
-pub fn parse_cpu_list(text: &str) -> Option<BTreeSet<usize>> {
+pub(super) fn parse_cpu_list(text: &str) -> Option<BTreeSet<usize>> {
     let mut res = BTreeSet::new();
     for part in text.trim().split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

@@ -240,8 +240,9 @@ fn refuse_window(meta: &Meta, ctx: u32) -> Result<()> {
     let is_used = meta.get_bool("use_sliding_window")?.unwrap_or(true);
     match window {
         Some(window) if is_used && window < ctx => {
-            let reason =
-                format!("a window of {window} positions is not supported for a context of {ctx} (a context up to {window} is)");
+            let reason = format!(
+                "a window of {window} positions is not supported for a context of {ctx} (a context up to {window} is)"
+            );
             Err(meta.refuse("sliding_window", reason).into())
         }
         None if kinds.contains(&"sliding_attention") => Err(meta.missing("sliding_window").into()),

@@ -17,6 +17,8 @@
 //!
 //! Shapes: q f32[queries, d]; n_pos u32[queries]; out f32[queries, dv]; scratch f32[[`scratch_len`]].
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
 pub(crate) mod portable;
 
 /// Positions in a tile.

@@ -12,6 +12,14 @@ use crate::view::{RowsF32, TileMut};
 pub(crate) trait CacheElem: Copy {
     fn to_f32(self) -> f32;
     fn from_f32(x: f32) -> Self;
+    /// Eight of them with their type in the open, for code that loads them in its own way.
+    fn eight(src: &[Self; 8]) -> Eight<'_>;
+}
+
+/// Eight cache elements.
+pub(crate) enum Eight<'a> {
+    F32(&'a [f32; 8]),
+    F16(&'a [f16; 8]),
 }
 
 impl CacheElem for f32 {
@@ -23,6 +31,10 @@ impl CacheElem for f32 {
     fn from_f32(x: f32) -> Self {
         x
     }
+    #[inline(always)]
+    fn eight(src: &[Self; 8]) -> Eight<'_> {
+        Eight::F32(src)
+    }
 }
 
 impl CacheElem for f16 {
@@ -33,6 +45,10 @@ impl CacheElem for f16 {
     #[inline(always)]
     fn from_f32(x: f32) -> Self {
         Self::from_bits(f32_to_f16(x))
+    }
+    #[inline(always)]
+    fn eight(src: &[Self; 8]) -> Eight<'_> {
+        Eight::F16(src)
     }
 }
 
@@ -50,7 +66,7 @@ macro_rules! rows {
         pub(crate) fn $attention(
             q: &RowsF32<'_>, n_pos: &[u32], kv: &KvTiles<'_, $elem>, scale: f32, scratch: &mut [f32], out: &mut TileMut<'_>,
         ) {
-            attention(q, n_pos, kv, scale, scratch, out);
+            attention(&Queries { q, n_pos, scale }, kv, scratch, out);
         })+
     };
 }
@@ -76,43 +92,101 @@ fn write_v<T: CacheElem>(tile: &mut [T], pos: usize, v: &[f32]) {
     }
 }
 
+/// A block of queries.
+pub(crate) struct Queries<'a> {
+    pub(crate) q: &'a RowsF32<'a>,
+    pub(crate) n_pos: &'a [u32],
+    pub(crate) scale: f32,
+}
+
+impl Queries<'_> {
+    /// Positions of the tile at `first` that query `i` sees.
+    #[inline(always)]
+    pub(crate) fn visible(&self, i: usize, first: usize) -> usize {
+        (self.n_pos[i] as usize).saturating_sub(first).min(TILE)
+    }
+}
+
+/// One tile of the cache; `first` is its first position.
+pub(crate) struct Tile<'a, T> {
+    pub(crate) k: &'a [T],
+    pub(crate) v: &'a [T],
+    pub(crate) first: usize,
+}
+
+/// m and l of every query.
+pub(crate) struct Running<'a> {
+    max: &'a mut [f32],
+    sum: &'a mut [f32],
+}
+
 #[inline(always)]
 fn attention<T: CacheElem>(
-    q: &RowsF32<'_>,
-    n_pos: &[u32],
+    queries: &Queries<'_>,
     kv: &KvTiles<'_, T>,
-    scale: f32,
     scratch: &mut [f32],
     out: &mut TileMut<'_>,
 ) {
-    let (queries, d, dv) = (q.rows(), q.cols(), out.cols());
-    assert_eq!(
-        (n_pos.len(), out.rows()),
-        (queries, queries),
-        "one visible length and one output row a query"
-    );
-    let (max, sum) = scratch[..scratch_len(queries)].split_at_mut(queries);
+    walk(queries, kv, scratch, out, |tile, running, out| {
+        for i in 0..out.rows() {
+            let visible = queries.visible(i, tile.first);
+            if visible > 0 {
+                let scores = scores(queries.q.row(i), tile.k, queries.scale);
+                let (p, factors) = running.fold(i, &scores, visible);
+                add_values(&p[..visible], tile.v, factors, out.row_mut(i));
+            }
+        }
+    });
+}
+
+/// Calls `step` for every tile that some query sees, ascending, and divides at the end.
+#[inline(always)]
+pub(crate) fn walk<T: CacheElem>(
+    queries: &Queries<'_>,
+    kv: &KvTiles<'_, T>,
+    scratch: &mut [f32],
+    out: &mut TileMut<'_>,
+    step: impl Fn(&Tile<'_, T>, &mut Running<'_>, &mut TileMut<'_>),
+) {
+    let (n, d, dv) = (queries.q.rows(), queries.q.cols(), out.cols());
+    assert_eq!((queries.n_pos.len(), out.rows()), (n, n), "one visible length and one output row a query");
+    let (max, sum) = scratch[..scratch_len(n)].split_at_mut(n);
     max.fill(f32::NEG_INFINITY);
     sum.fill(0.0);
-    for i in 0..queries {
+    for i in 0..n {
         out.row_mut(i).fill(0.0);
     }
-    let longest = n_pos.iter().max().map_or(0, |&it| it as usize);
+    let mut running = Running { max, sum };
+    let longest = queries.n_pos.iter().max().map_or(0, |&it| it as usize);
     for tile in 0..tiles(longest) {
         let k = &kv.k[tile * d * TILE..][..d * TILE];
         let v = &kv.v[tile * TILE * dv..][..TILE * dv];
-        for i in 0..queries {
-            let visible = (n_pos[i] as usize).saturating_sub(tile * TILE).min(TILE);
-            if visible > 0 {
-                let scores = scores(q.row(i), k, scale);
-                let (p, m_t) = weights(&scores, visible);
-                let factors = fold(&mut max[i], &mut sum[i], &p, m_t);
-                add_values(&p[..visible], v, factors, out.row_mut(i));
-            }
-        }
+        step(&Tile { k, v, first: tile * TILE }, &mut running, out);
     }
-    for (i, sum) in sum.iter().enumerate() {
+    for (i, sum) in running.sum.iter().enumerate() {
         out.row_mut(i).iter_mut().for_each(|o| *o /= *sum);
+    }
+}
+
+impl Running<'_> {
+    /// Folds the scores of a tile into query `i`: p of every position, and the factors of the old and the new values.
+    ///
+    /// The 16-lane sum may take p = 0 of invisible positions: adding +0 to a sum of numbers ≥ 0 changes nothing.
+    #[inline(always)]
+    pub(crate) fn fold(
+        &mut self,
+        i: usize,
+        scores: &[f32; TILE],
+        visible: usize,
+    ) -> ([f32; TILE], (f32, f32)) {
+        let (p, m_t) = weights(scores, visible);
+        let l_t = tree(std::array::from_fn(|i| p[i] + p[i + 16]));
+        let (max, sum) = (&mut self.max[i], &mut self.sum[i]);
+        let m = if m_t > *max { m_t } else { *max };
+        let (a, b) = (exp(*max - m), exp(m_t - m));
+        *sum = sum.mul_add(a, l_t * b);
+        *max = m;
+        (p, (a, b))
     }
 }
 
@@ -130,7 +204,7 @@ fn scores<T: CacheElem>(q: &[f32], k: &[T], scale: f32) -> [f32; TILE] {
 
 /// p of every position (0 where invisible) and the maximum over the visible ones.
 #[inline(always)]
-pub(crate) fn weights(scores: &[f32; TILE], visible: usize) -> ([f32; TILE], f32) {
+fn weights(scores: &[f32; TILE], visible: usize) -> ([f32; TILE], f32) {
     let mut shown = [f32::NEG_INFINITY; TILE];
     for (i, (shown, s)) in shown.iter_mut().zip(scores).enumerate() {
         *shown = if i < visible { *s } else { f32::NEG_INFINITY };
@@ -141,20 +215,6 @@ pub(crate) fn weights(scores: &[f32; TILE], visible: usize) -> ([f32; TILE], f32
         *p = if i < visible { exp(s - m_t) } else { 0.0 };
     }
     (p, m_t)
-}
-
-/// Folds a tile's maximum and sum into a query's; the factors (a, b) of the old and the new values.
-///
-/// The 16-lane sum may take p = 0 of invisible positions: they are last, and adding +0 to a sum that is not −0
-/// changes nothing.
-#[inline(always)]
-pub(crate) fn fold(max: &mut f32, sum: &mut f32, p: &[f32; TILE], m_t: f32) -> (f32, f32) {
-    let l_t = tree(std::array::from_fn(|i| p[i] + p[i + 16]));
-    let m = if m_t > *max { m_t } else { *max };
-    let (a, b) = (exp(*max - m), exp(m_t - m));
-    *sum = sum.mul_add(a, l_t * b);
-    *max = m;
-    (a, b)
 }
 
 /// o = fma(o, a, o_t · b), with o_t summed over the visible positions.

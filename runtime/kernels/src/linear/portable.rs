@@ -10,9 +10,13 @@ use crate::view::{FxRows, TileMut};
 /// Inputs of a weight group.
 pub(crate) const GROUP: usize = 32;
 
-/// How 16 codes of one input are read from a group's payload.
-pub(crate) trait Codes {
+/// A packed layout as a type.
+pub(crate) trait Format {
     const PACKING: Packing;
+}
+
+/// How 16 codes of one input are read from a group's payload.
+pub(crate) trait Codes: Format {
     /// Bytes of a group of 32 inputs of 16 rows.
     const GROUP_BYTES: usize;
     /// The signed weights of input `i` of the group.
@@ -23,8 +27,11 @@ pub(crate) struct W8;
 pub(crate) struct W4;
 pub(crate) struct W4M;
 
-impl Codes for W8 {
+impl Format for W8 {
     const PACKING: Packing = Packing::W8;
+}
+
+impl Codes for W8 {
     const GROUP_BYTES: usize = GROUP * LANES;
     #[inline(always)]
     fn decode(group: &[u8], i: usize) -> [i32; LANES] {
@@ -33,8 +40,11 @@ impl Codes for W8 {
     }
 }
 
-impl Codes for W4 {
+impl Format for W4 {
     const PACKING: Packing = Packing::W4;
+}
+
+impl Codes for W4 {
     const GROUP_BYTES: usize = GROUP * LANES / 2;
     #[inline(always)]
     fn decode(group: &[u8], i: usize) -> [i32; LANES] {
@@ -42,8 +52,11 @@ impl Codes for W4 {
     }
 }
 
-impl Codes for W4M {
+impl Format for W4M {
     const PACKING: Packing = Packing::W4M;
+}
+
+impl Codes for W4M {
     const GROUP_BYTES: usize = GROUP * LANES / 2;
     #[inline(always)]
     fn decode(group: &[u8], i: usize) -> [i32; LANES] {

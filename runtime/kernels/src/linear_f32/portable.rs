@@ -3,13 +3,11 @@
 use waste_plan::{LANES, Packing};
 
 use crate::half16::{bf16_to_f32, f16_to_f32};
-use crate::linear::check_tile;
-use crate::linear::portable::{Codes, GROUP, W4, W4M, W8, half_at, halves};
+use crate::linear::portable::{Codes, Format, GROUP, W4, W4M, W8, half_at, halves};
 use crate::view::{RowsF32, TileMut};
 
 /// How 16 weights of one input are read from a block.
-pub(crate) trait Floats {
-    const PACKING: Packing;
+pub(crate) trait Floats: Format {
     fn decode(block: &[u8], i: usize) -> [f32; LANES];
 }
 
@@ -17,8 +15,11 @@ pub(crate) struct F32;
 pub(crate) struct F16;
 pub(crate) struct BF16;
 
-impl Floats for F32 {
+impl Format for F32 {
     const PACKING: Packing = Packing::F32;
+}
+
+impl Floats for F32 {
     #[inline(always)]
     fn decode(block: &[u8], i: usize) -> [f32; LANES] {
         let elems = &block[i * 4 * LANES..][..4 * LANES].as_chunks::<4>().0;
@@ -26,8 +27,11 @@ impl Floats for F32 {
     }
 }
 
-impl Floats for F16 {
+impl Format for F16 {
     const PACKING: Packing = Packing::F16;
+}
+
+impl Floats for F16 {
     #[inline(always)]
     fn decode(block: &[u8], i: usize) -> [f32; LANES] {
         let elems = &block[i * 2 * LANES..][..2 * LANES];
@@ -35,8 +39,11 @@ impl Floats for F16 {
     }
 }
 
-impl Floats for BF16 {
+impl Format for BF16 {
     const PACKING: Packing = Packing::BF16;
+}
+
+impl Floats for BF16 {
     #[inline(always)]
     fn decode(block: &[u8], i: usize) -> [f32; LANES] {
         let elems = &block[i * 2 * LANES..][..2 * LANES];
@@ -64,7 +71,7 @@ rows! {
 
 #[inline(always)]
 fn floats<W: Floats>(w: &[u8], k: usize, x: &RowsF32<'_>, y: &mut TileMut<'_>) {
-    each_block(W::PACKING, w, k, x, y, |block, x| {
+    each_block::<W>(w, k, x, y, |block, x| {
         let mut acc = [0.0f32; LANES];
         for (i, x) in x.iter().enumerate() {
             for (acc, w) in acc.iter_mut().zip(W::decode(block, i)) {
@@ -77,8 +84,7 @@ fn floats<W: Floats>(w: &[u8], k: usize, x: &RowsF32<'_>, y: &mut TileMut<'_>) {
 
 #[inline(always)]
 fn codes<C: Codes>(w: &[u8], k: usize, x: &RowsF32<'_>, y: &mut TileMut<'_>) {
-    assert!(k.is_multiple_of(GROUP), "{k} inputs are not whole groups of 32");
-    each_block(C::PACKING, w, k, x, y, |block, x| {
+    each_block::<C>(w, k, x, y, |block, x| {
         let scales = &block[C::PACKING.payload_bytes(k)..];
         let mut acc = [0.0f32; LANES];
         for (g, (codes, x)) in block.chunks_exact(C::GROUP_BYTES).zip(x.chunks_exact(GROUP)).enumerate() {
@@ -114,20 +120,17 @@ fn group_sums<C: Codes>(codes: &[u8], x: &[f32]) -> [f32; LANES] {
 
 /// `f(block, token's row)` for every block of every token, into the tile.
 #[inline(always)]
-fn each_block(
-    packing: Packing,
+fn each_block<W: Format>(
     w: &[u8],
     k: usize,
     x: &RowsF32<'_>,
     y: &mut TileMut<'_>,
     f: impl Fn(&[u8], &[f32]) -> [f32; LANES],
 ) {
-    assert_eq!(x.cols(), k, "inputs of the activations");
-    assert!(k > 0, "a linear over no inputs");
-    check_tile(packing, w, k, x.rows(), y);
+    super::check::<W>(w, k, x, y);
     for t in 0..y.rows() {
         let y = y.row_mut(t);
-        for (block, y) in w.chunks_exact(packing.block_bytes(k)).zip(y.chunks_mut(LANES)) {
+        for (block, y) in w.chunks_exact(W::PACKING.block_bytes(k)).zip(y.chunks_mut(LANES)) {
             let acc = f(block, x.row(t));
             y.copy_from_slice(&acc[..y.len()]);
         }

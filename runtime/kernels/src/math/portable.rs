@@ -175,7 +175,8 @@ mod tests {
     #[test]
     fn errors_stay_within_three_units() {
         let logistic = |x: f64| 1.0 / (1.0 + libm::exp(-x));
-        let cases: [(&str, fn(f32) -> f32, fn(f64) -> f64, f32, f32); 10] = [
+        type Case = (&'static str, fn(f32) -> f32, fn(f64) -> f64, f32, f32);
+        let cases: [Case; 10] = [
             ("exp", exp, libm::exp, -87.3, 88.7),
             ("exp near 0", exp, libm::exp, -0.5, 0.5),
             ("sigmoid", sigmoid, logistic, -80.0, 40.0),

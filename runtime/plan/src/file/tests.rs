@@ -246,7 +246,7 @@ fn a_file_reads_back() {
     let mut expected = plan(layers(5));
     let weights = &bytes[read.weights.clone().unwrap()];
     for (it, range) in expected.weights.iter_mut().zip([0..64, 64..94, 128..328]) {
-        it.crc32c = crc32c::crc32c(&weights[range]);
+        it.crc32c = crc32c(&weights[range]);
     }
     assert_eq!(read.plan, expected);
     assert_eq!((read.ir, read.text), ("module {}\n", &b"tokens"[..]));
@@ -300,7 +300,7 @@ fn what_a_killed_writer_left_is_removed_and_a_live_one_is_spared() {
 fn patched(bytes: &[u8], at: usize, value: u32) -> Vec<u8> {
     let mut out = bytes.to_vec();
     out[at..at + 4].copy_from_slice(&value.to_le_bytes());
-    let crc = crc32c::crc32c(&out[..60]);
+    let crc = crc32c(&out[..60]);
     out[60..64].copy_from_slice(&crc.to_le_bytes());
     out
 }
@@ -310,7 +310,7 @@ fn with_row(bytes: &[u8], row: usize, change: impl FnOnce(&mut [u8])) -> Vec<u8>
     let mut out = bytes.to_vec();
     let sections = 4;
     change(&mut out[64 + 32 * row..64 + 32 * (row + 1)]);
-    let crc = crc32c::crc32c(&out[64..64 + 32 * sections]);
+    let crc = crc32c(&out[64..64 + 32 * sections]);
     patched(&out, 20, crc)
 }
 
@@ -411,9 +411,9 @@ fn a_forged_file_never_panics() {
             };
             changed[at] = random.next() as u8;
         }
-        let json_crc = crc32c::crc32c(&changed[json.clone()]);
+        let json_crc = crc32c(&changed[json.clone()]);
         changed[64 + 24..64 + 28].copy_from_slice(&json_crc.to_le_bytes());
-        let table_crc = crc32c::crc32c(&changed[64..192]);
+        let table_crc = crc32c(&changed[64..192]);
         changed = patched(&changed, 20, table_crc);
         refused += usize::from(PlanFile::parse(&changed).is_err());
     }

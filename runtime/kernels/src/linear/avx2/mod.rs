@@ -8,11 +8,8 @@
 mod nibbles;
 mod octets;
 
-use std::arch::x86_64::{__m256, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_mul_ps};
+use std::arch::x86_64::{__m256, _mm256_fmadd_ps, _mm256_mul_ps};
 
-use waste_plan::LANES;
-
-use crate::avx2::load_16;
 use crate::cpu::Isa;
 use crate::table::{Entry, KernelTable};
 
@@ -28,24 +25,16 @@ pub(crate) fn install(table: &mut KernelTable) {
         ($($name:ident = $kernel:path;)+) => { $( table.$name = Entry { call: $kernel, isa: Isa::Avx2 }; )+ };
     }
     rows! {
-    //        linear_w8_fixed24 = octets::fixed24;
-    //        linear_w8_fixed16 = octets::fixed16;
-    //        linear_w8_fixed8 = octets::fixed8;
-            linear_w4_fixed24 = nibbles::w4_fixed24;
-            linear_w4_fixed16 = nibbles::w4_fixed16;
-            linear_w4_fixed8 = nibbles::w4_fixed8;
-            linear_w4m_fixed24 = nibbles::w4m_fixed24;
-            linear_w4m_fixed16 = nibbles::w4m_fixed16;
-            linear_w4m_fixed8 = nibbles::w4m_fixed8;
-        }
-}
-
-/// 16 f16 numbers as f32.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn widen_halves(src: &[u8; 2 * LANES]) -> [__m256; 2] {
-    let (parts, _) = src.as_chunks::<16>();
-    [_mm256_cvtph_ps(load_16(&parts[0])), _mm256_cvtph_ps(load_16(&parts[1]))]
+    linear_w8_fixed24 = octets::fixed24;
+    linear_w8_fixed16 = octets::fixed16;
+    linear_w8_fixed8 = octets::fixed8;
+        linear_w4_fixed24 = nibbles::w4_fixed24;
+        linear_w4_fixed16 = nibbles::w4_fixed16;
+        linear_w4_fixed8 = nibbles::w4_fixed8;
+        linear_w4m_fixed24 = nibbles::w4m_fixed24;
+        linear_w4m_fixed16 = nibbles::w4m_fixed16;
+        linear_w4m_fixed8 = nibbles::w4m_fixed8;
+    }
 }
 
 /// acc = fma(s, d · xs, acc): the scale step of 8 rows.
@@ -53,17 +42,4 @@ fn widen_halves(src: &[u8; 2 * LANES]) -> [__m256; 2] {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn scale_step(s: __m256, d: __m256, xs: __m256, acc: __m256) -> __m256 {
     _mm256_fmadd_ps(s, _mm256_mul_ps(d, xs), acc)
-}
-
-/// Runs `f` on 16 accumulators of `y`; the columns past the tile's edge are dropped.
-#[inline(always)]
-fn with_lanes(y: &mut [f32], f: impl FnOnce(&mut [f32; LANES])) {
-    if let Some(lanes) = y.first_chunk_mut() {
-        f(lanes);
-    } else {
-        let mut lanes = [0.0; LANES];
-        lanes[..y.len()].copy_from_slice(y);
-        f(&mut lanes);
-        y.copy_from_slice(&lanes[..y.len()]);
-    }
 }

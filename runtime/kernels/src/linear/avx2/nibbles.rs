@@ -17,8 +17,8 @@ use std::ops::Range;
 
 use waste_plan::{FX_GROUP, LANES, Packing};
 
-use super::{AHEAD, TOKENS, scale_step, widen_halves, with_lanes};
-use crate::avx2::{load_32, load_pair, prefetch, splat_4, store_32, store_pair};
+use super::{AHEAD, TOKENS, scale_step};
+use crate::avx2::{load_32, load_pair, prefetch, splat_4, store_32, store_pair, widen_halves, with_lanes};
 use crate::linear::check;
 use crate::linear::portable::GROUP;
 use crate::view::{FxRows, TileMut};
@@ -180,9 +180,9 @@ fn add_quad<const PLANES: usize>(
     part: &Part<PLANES>,
     q: usize,
 ) {
-    for p in 0..PLANES {
-        let x = splat_4(part.quads[p][q]);
-        for (sum, codes) in sums[p].iter_mut().zip(codes) {
+    for (sums, quads) in sums.iter_mut().zip(&part.quads) {
+        let x = splat_4(quads[q]);
+        for (sum, codes) in sums.iter_mut().zip(codes) {
             *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(codes, x));
         }
     }

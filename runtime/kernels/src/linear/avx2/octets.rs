@@ -20,8 +20,10 @@ use std::ops::Range;
 
 use waste_plan::{FX_GROUP, LANES, Packing};
 
-use super::{AHEAD, TOKENS, scale_step, with_lanes};
-use crate::avx2::{load_16, load_32, load_pair, load_words, prefetch, splat_words, store_pair, store_words};
+use super::{AHEAD, TOKENS, scale_step};
+use crate::avx2::{
+    load_16, load_32, load_pair, load_words, prefetch, splat_words, store_pair, store_words, with_lanes,
+};
 use crate::linear::check;
 use crate::linear::portable::GROUP;
 use crate::view::{FxRows, TileMut};
@@ -293,9 +295,11 @@ impl Panel {
         for (t, acc) in acc.iter_mut().enumerate() {
             with_lanes(y.row_mut(at + t), |lanes| *acc = cross(load_pair(lanes)));
         }
+        // A count that the compiler does not see keeps this a loop: unrolled, it runs out of registers.
+        let quads = black_box(QUADS);
         for g in 0..groups.min(GROUPS) {
             let mut sums = [[[_mm256_setzero_si256(); 4]; WORDS]; T];
-            for (q, codes) in self.codes[g].iter().enumerate() {
+            for (q, codes) in self.codes[g].iter().take(quads).enumerate() {
                 let codes = codes.each_ref().map(|codes| load_words(codes));
                 for (sums, parts) in sums.iter_mut().zip(parts) {
                     add_quad(sums, codes, &parts[g], q);

@@ -1,0 +1,109 @@
+//! The checker against the planner it does not trust, and against a shadow executor that shares no code with it.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+#[path = "checker/ideal.rs"]
+mod ideal;
+#[path = "checker/kernels.rs"]
+mod kernels;
+#[path = "checker/mutate.rs"]
+mod mutate;
+#[path = "checker/shadow.rs"]
+mod shadow;
+#[path = "checker/suite.rs"]
+mod suite;
+
+use ideal::{Call, Outcome};
+use suite::Case;
+use waste_ir::verify;
+use waste_plan::schema::Plan;
+
+/// The calls that each program is tried with: the smallest and the largest.
+fn calls(plan: &Plan, program: usize) -> Vec<Call> {
+    let it = &plan.programs[program];
+    let (tokens, want) = (u64::from(it.tokens), u64::from(it.want));
+    let rows = if it.name == "decode" { tokens } else { 2 };
+    vec![Call { tokens: 1, want: 1, rows: 1 }, Call { tokens, want, rows }]
+}
+
+/// What each program leaves behind, for each call.
+fn outcomes(case: &Case) -> Vec<Vec<(Call, Outcome)>> {
+    let run = |i: usize| {
+        let graph = case.module.graph(&case.plan.programs[i].name).unwrap();
+        calls(&case.plan, i).into_iter().map(|call| (call, ideal::run(&case.module, graph, call))).collect()
+    };
+    (0..case.plan.programs.len()).map(run).collect()
+}
+
+/// The first harm that the shadow sees in `plan`.
+fn harm(plan: &Plan, outcomes: &[Vec<(Call, Outcome)>]) -> Option<String> {
+    if let Some(harm) = shadow::misplaced(plan) {
+        return Some(harm);
+    }
+    for (program, outcomes) in plan.programs.iter().zip(outcomes) {
+        for (call, outcome) in outcomes {
+            for order in 0..4 {
+                if let Some(harm) = shadow::harm(plan, program, *call, outcome, order) {
+                    return Some(format!("{} {call:?}: {harm}", program.name));
+                }
+            }
+        }
+    }
+    None
+}
+
+#[test]
+fn random_plans_pass_all_three_judges() {
+    for seed in 0..24 {
+        let case = suite::case(seed);
+        let verified = verify(&case.module).unwrap();
+        let text = waste_plan::text::print(&case.plan);
+        let report = waste_codegen::check::check(&verified, &case.plan)
+            .unwrap_or_else(|errors| panic!("seed {seed}: {}", lines(&errors)));
+        assert_eq!(report.lower_bound, case.plan.memory.scratch_lower_bound);
+        let found = harm(&case.plan, &outcomes(&case));
+        assert_eq!(found, None, "seed {seed}");
+        assert_eq!(waste_plan::text::parse(&text).as_ref(), Ok(&case.plan));
+    }
+}
+
+fn lines(errors: &[waste_codegen::check::CheckError]) -> String {
+    errors.iter().map(|it| format!("\n  {it}")).collect()
+}
+
+/// Mutants of the test, all kinds and all cases together.
+const N_MUTANTS: usize = 1000;
+
+/// Every mutant that does harm is refused; of the harmless ones at most 1 % are, and those are listed.
+#[test]
+fn harmful_mutants_are_refused() {
+    let cases: Vec<Case> = (0..10).map(suite::case).collect();
+    let outcomes: Vec<_> = cases.iter().map(outcomes).collect();
+    let mut rng = mutate::Rng::new(20_260_101);
+    let (mut n_harmful, mut n_harmless) = (0, 0);
+    let (mut missed, mut refused) = (Vec::new(), Vec::new());
+    let mut n = 0;
+    while n < N_MUTANTS {
+        let i = rng.below(cases.len());
+        let kind = mutate::KINDS[rng.below(mutate::KINDS.len())];
+        let mut plan = cases[i].plan.clone();
+        let Some(what) = mutate::mutate(&mut plan, kind, &mut rng) else { continue };
+        if plan == cases[i].plan {
+            continue;
+        }
+        n += 1;
+        let harm = harm(&plan, &outcomes[i]);
+        let verdict = waste_codegen::check::check(&verify(&cases[i].module).unwrap(), &plan);
+        match (harm, verdict) {
+            (Some(harm), Ok(_)) => missed.push(format!("seed {i}, {what}\n    {harm}")),
+            (Some(_), Err(_)) => n_harmful += 1,
+            (None, Ok(_)) => n_harmless += 1,
+            (None, Err(errors)) => refused.push(format!("seed {i}, {what}{}", lines(&errors[..1]))),
+        }
+    }
+    let n_quiet = n_harmless + refused.len();
+    eprintln!("{n_harmful} harmful mutants, all refused; {n_quiet} harmless, refused of them {}:", refused.len());
+    refused.iter().for_each(|it| eprintln!("  {it}"));
+    assert!(missed.is_empty(), "harm that the checker did not see:\n  {}", missed.join("\n  "));
+    assert!(n_harmful >= 400 && n_quiet >= 100, "{n_harmful} harmful and {n_quiet} harmless mutants say too little");
+    assert!(refused.len() * 100 <= n_quiet, "{} of {n_quiet} harmless mutants refused", refused.len());
+}

@@ -1,0 +1,201 @@
+//! `waste exec`: continues prompts with a compiled plan.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args;
+use waste::generate::{Generation, Prompt, Rules, StopReason, TextRow, generate};
+use waste::text::Tokenizer;
+use waste_runtime::{LoadedPlan, Session};
+
+use super::args::{Form, LimitArgs, MachineArgs, SamplingArgs};
+use super::cx::Cx;
+use super::error::CliError;
+use super::open;
+use super::outcome::{Outcome, hex};
+use super::prompts::{Given, PromptArgs};
+
+/// Arguments of `waste exec`.
+#[derive(Args, Debug)]
+pub(crate) struct ExecArgs {
+    /// The plan
+    #[arg(value_name = "PLAN")]
+    plan: PathBuf,
+    #[command(flatten)]
+    generate: GenerateArgs,
+    #[command(flatten)]
+    limits: LimitArgs,
+}
+
+/// What `exec` and `run` share.
+#[derive(Args, Debug)]
+pub(crate) struct GenerateArgs {
+    #[command(flatten)]
+    pub(crate) prompts: PromptArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    machine: MachineArgs,
+    /// Print the SHA-256 of the logits that tokens were chosen from, a line for each prompt
+    #[arg(long)]
+    hash: bool,
+    /// The form of the result
+    #[arg(short = 'o', long = "output", value_name = "FORM", value_enum, default_value = "text")]
+    form: Form,
+    /// Print results and errors only
+    #[arg(short = 'q', long)]
+    pub(crate) quiet: bool,
+}
+
+pub(crate) fn run(args: &ExecArgs, cx: &Cx) -> Result<(), CliError> {
+    let start = Instant::now();
+    let given = args.generate.prompts.given()?;
+    let loaded = open::open_plan(&args.plan)?;
+    execute(&loaded, &given, &args.generate, &args.limits, start, cx)
+}
+
+/// Continues `given` with `loaded`, streaming text to stdout; `start` is when the command began.
+///
+/// # Errors
+/// If prompts or flags do not fit the plan, memory is short, or a step fails.
+pub(crate) fn execute(
+    loaded: &LoadedPlan,
+    given: &[Given],
+    args: &GenerateArgs,
+    limits: &LimitArgs,
+    start: Instant,
+    cx: &Cx,
+) -> Result<(), CliError> {
+    let tokenizer = open::tokenizer(loaded)?;
+    let sampling = args.sampling.options();
+    let prompts: Vec<Prompt> =
+        given.iter().map(|it| it.prompt(tokenizer.as_ref(), sampling)).collect::<Result<_, _>>()?;
+    let (mut session, setup) = open::session(loaded, &args.machine, limits.max_mem, cx)?;
+    let load_time = start.elapsed();
+
+    let rules = rules(&session, tokenizer.as_ref(), args, limits);
+    let is_live = args.form == Form::Text;
+    let mut texts = Texts::new(tokenizer.as_ref(), &args.sampling.stop, prompts.len(), is_live.then_some(cx));
+    let generation = generate(&mut session, &prompts, &rules, &mut |row, id| texts.push(row, id))?;
+    let texts = texts.finish()?;
+
+    let outcome = Outcome {
+        plan: loaded.plan(),
+        prompts: &prompts,
+        texts: &texts,
+        generation: &generation,
+        counters: session.counters(),
+        setup: &setup,
+        seed: sampling.seed,
+        load_time,
+    };
+    if args.form == Form::Json {
+        cx.print(&outcome.json())?;
+    } else {
+        print_hashes(&generation, cx);
+    }
+    if !args.quiet {
+        outcome.summary().iter().for_each(|it| cx.note(it));
+    }
+    if generation.is_interrupted { Err(CliError::Interrupted) } else { Ok(()) }
+}
+
+/// Which ids end a text, or may not be chosen.
+fn rules(session: &Session, tokenizer: Option<&Tokenizer>, args: &GenerateArgs, limits: &LimitArgs) -> Rules {
+    let vocab = session.plan().model.vocab;
+    let mut ends = session.plan().stop_ids.clone();
+    ends.extend(tokenizer.map(Tokenizer::stop_ids).unwrap_or_default());
+    ends.retain(|it| *it < vocab);
+    ends.sort_unstable();
+    ends.dedup();
+    let (stop_ids, excluded) = if args.sampling.ignore_eos { (Vec::new(), ends) } else { (ends, Vec::new()) };
+    Rules { stop_ids, excluded, chunk: limits.chunk, hash: args.hash }
+}
+
+fn print_hashes(generation: &Generation, cx: &Cx) {
+    for hash in generation.rows.iter().filter_map(|it| it.logits_sha256) {
+        cx.note(&format!("logits sha256:{}", hex(&hash)));
+    }
+}
+
+/// The texts of all rows: the first is printed as it comes, the others when all is done.
+struct Texts<'a> {
+    rows: Vec<OneText<'a>>,
+    /// Where to print; `None`: nowhere.
+    cx: Option<&'a Cx>,
+    failed: Option<CliError>,
+}
+
+/// The text of a row so far.
+struct OneText<'a> {
+    /// `None`: there is no tokenizer, ids are the text.
+    decoder: Option<TextRow<'a>>,
+    text: String,
+}
+
+impl<'a> Texts<'a> {
+    fn new(tokenizer: Option<&'a Tokenizer>, stops: &[String], n: usize, cx: Option<&'a Cx>) -> Self {
+        let row = || OneText { decoder: tokenizer.map(|it| TextRow::new(it, stops.to_vec())), text: String::new() };
+        Self { rows: std::iter::repeat_with(row).take(n).collect(), cx, failed: None }
+    }
+
+    fn push(&mut self, index: usize, id: u32) -> ControlFlow<()> {
+        if self.failed.is_some() {
+            return ControlFlow::Break(());
+        }
+        let (piece, flow) = self.rows[index].push(id);
+        if index == 0 {
+            self.print(&piece);
+        }
+        if self.failed.is_some() { ControlFlow::Break(()) } else { flow }
+    }
+
+    fn print(&mut self, piece: &str) {
+        if let (Some(cx), false) = (self.cx, piece.is_empty()) {
+            self.failed = cx.print(piece).err().or(self.failed.take());
+        }
+    }
+
+    /// Prints what is left, and gives all texts.
+    fn finish(mut self) -> Result<Vec<String>, CliError> {
+        for index in 0..self.rows.len() {
+            let rest = self.rows[index].finish();
+            let row = &self.rows[index];
+            let end = if row.text.ends_with('\n') { "" } else { "\n" };
+            let piece = if index == 0 { format!("{rest}{end}") } else { format!("{}{end}", row.text) };
+            self.print(&piece);
+        }
+        match self.failed {
+            Some(err) => Err(err),
+            None => Ok(self.rows.into_iter().map(|it| it.text).collect()),
+        }
+    }
+}
+
+impl OneText<'_> {
+    fn push(&mut self, id: u32) -> (String, ControlFlow<()>) {
+        let (piece, flow) = match &mut self.decoder {
+            Some(decoder) => decoder.push(id),
+            None if self.text.is_empty() => (id.to_string(), ControlFlow::Continue(())),
+            None => (format!(" {id}"), ControlFlow::Continue(())),
+        };
+        self.text.push_str(&piece);
+        (piece, flow)
+    }
+
+    fn finish(&mut self) -> String {
+        let rest = self.decoder.as_mut().map(TextRow::finish).unwrap_or_default();
+        self.text.push_str(&rest);
+        rest
+    }
+}
+
+/// Why rows ended, for people; nothing where all went as asked.
+pub(super) fn stop_note(stop: StopReason, ctx: u32) -> Option<String> {
+    match stop {
+        StopReason::ContextFull => Some(format!("the context of {ctx} positions is full (compile with a larger --ctx)")),
+        StopReason::Interrupted => Some("interrupted".to_owned()),
+        StopReason::Budget | StopReason::StopId(_) | StopReason::Caller => None,
+    }
+}

@@ -1,0 +1,123 @@
+//! What a generation came to: for programs as JSON, for people in two lines.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use waste::formats::grouped;
+use waste::generate::{Continuation, Generation, Pace, Prompt, StopReason};
+use waste_plan::schema::Plan;
+use waste_runtime::{Counters, needed_bytes, sys};
+
+use super::exec::stop_note;
+use super::open::Setup;
+
+/// All that is known once a generation has ended.
+pub(crate) struct Outcome<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) prompts: &'a [Prompt],
+    pub(crate) texts: &'a [String],
+    pub(crate) generation: &'a Generation,
+    pub(crate) counters: Counters,
+    pub(crate) setup: &'a Setup,
+    pub(crate) seed: u64,
+    /// From the start of the command to the first step.
+    pub(crate) load_time: Duration,
+}
+
+impl Outcome<'_> {
+    /// One JSON object, on one line.
+    pub(crate) fn json(&self) -> String {
+        let rows = self.generation.rows.iter().zip(self.prompts).zip(self.texts);
+        let rows: Vec<Value> = rows.map(|((row, prompt), text)| row_json(row, prompt, text)).collect();
+        let model = &self.plan.model;
+        let value = json!({
+            "model": { "name": model.name, "arch": model.arch, "params": model.params },
+            "backend": format!("cpu:{}", self.setup.isa.name()),
+            "threads": self.setup.options.threads,
+            "seed": self.seed,
+            "interrupted": self.generation.is_interrupted,
+            "prompts": rows,
+            "timings": {
+                "load_ms": self.load_time.as_secs_f64() * 1e3,
+                "prompt": pace_json(&self.generation.prompt),
+                "decode": pace_json(&self.generation.decode),
+            },
+            "counters": self.counters_json(),
+            "memory": {
+                "needed_bytes": needed_bytes(self.plan, self.setup.options.threads),
+                "stated_peak_bytes": self.plan.memory.peak(),
+                "peak_rss_bytes": sys::peak_rss(),
+            },
+        });
+        format!("{value}\n")
+    }
+
+    fn counters_json(&self) -> Value {
+        let it = &self.counters;
+        json!({
+            "forwards_scheduled": it.forwards_scheduled,
+            "forwards_useful": it.forwards_useful,
+            "tokens": it.tokens,
+            "barriers": it.barriers,
+            "tiles": it.tiles,
+            "weight_bytes": it.weight_bytes,
+            "state_bytes": it.state_bytes,
+        })
+    }
+
+    /// Lines for people.
+    pub(crate) fn summary(&self) -> Vec<String> {
+        let Generation { prompt, decode, rows, .. } = self.generation;
+        let generated: usize = rows.iter().map(|it| it.ids.len()).sum();
+        let mut lines = Vec::new();
+        let notes = rows.iter().filter_map(|it| stop_note(it.stop, self.plan.options.ctx));
+        for note in notes {
+            if !lines.contains(&note) {
+                lines.push(note);
+            }
+        }
+        lines.push(format!(
+            "prompt {} tokens, {:.1} tokens/s; generated {generated} tokens, {:.1} tokens/s; loaded in {:.0} ms",
+            prompt.tokens,
+            prompt.per_second(),
+            decode.per_second(),
+            self.load_time.as_secs_f64() * 1e3,
+        ));
+        lines.push(format!(
+            "cpu:{}; {}; memory {} MiB; seed {}",
+            self.setup.isa.name(),
+            self.setup.threads,
+            grouped(needed_bytes(self.plan, self.setup.options.threads) >> 20),
+            self.seed,
+        ));
+        lines
+    }
+}
+
+fn row_json(row: &Continuation, prompt: &Prompt, text: &str) -> Value {
+    let stop_id = match row.stop {
+        StopReason::StopId(id) => Some(id),
+        StopReason::Budget | StopReason::Caller | StopReason::ContextFull | StopReason::Interrupted => None,
+    };
+    json!({
+        "prompt_ids": prompt.ids,
+        "ids": row.ids,
+        "text": text,
+        "stop": row.stop.name(),
+        "stop_id": stop_id,
+        "logits_sha256": row.logits_sha256.map(|it| hex(&it)),
+    })
+}
+
+fn pace_json(pace: &Pace) -> Value {
+    json!({
+        "tokens": pace.tokens,
+        "ms": pace.time.as_secs_f64() * 1e3,
+        "tokens_per_second": pace.per_second(),
+    })
+}
+
+/// Lower-case hexadecimal.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|it| format!("{it:02x}")).collect()
+}

@@ -1,0 +1,145 @@
+//! `waste plan`: every byte by kind, the floor, the peak, and how good the placement is.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use clap::Args;
+use serde_json::json;
+use waste::formats::grouped;
+use waste_plan::schema::{Memory, PEAK_THREADS, Plan};
+use waste_runtime::needed_bytes;
+
+use super::args::{Form, LimitArgs, ShapeArgs, TargetArg};
+use super::cx::Cx;
+use super::error::CliError;
+use super::open;
+
+/// Arguments of `waste plan`.
+#[derive(Args, Debug)]
+pub(crate) struct PlanArgs {
+    #[command(flatten)]
+    target: TargetArg,
+    #[command(flatten)]
+    shape: ShapeArgs,
+    #[command(flatten)]
+    limits: LimitArgs,
+    /// The form of the result
+    #[arg(short = 'o', long = "output", value_name = "FORM", value_enum, default_value = "text")]
+    form: Form,
+}
+
+pub(crate) fn run(args: &PlanArgs, cx: &Cx) -> Result<(), CliError> {
+    let target = &args.target.target;
+    let plan = if open::is_plan(target) {
+        open::open_plan(target)?.plan().clone()
+    } else {
+        let options = args.shape.options(&args.limits, 1);
+        open::compile_model(target, &options, cx)?.plan
+    };
+    let needs = needed_bytes(&plan, 1);
+    if let Some(limit) = args.limits.max_mem.map(|it| it.0).filter(|it| *it < needs) {
+        return Err(CliError::Memory(format!("needs {needs} bytes of memory, {limit} are allowed")));
+    }
+    cx.print(&if args.form == Form::Json { as_json(&plan) } else { as_text(&plan) })
+}
+
+/// Scratch in bytes ÷ the most bytes live at one step; 1 where nothing is live.
+#[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
+pub(super) fn arena_ratio(memory: &Memory) -> f64 {
+    if memory.scratch == 0 { 1.0 } else { memory.scratch as f64 / memory.scratch_lower_bound.max(1) as f64 }
+}
+
+/// The least memory that any placement could do with, with one thread.
+fn floor(plan: &Plan) -> u64 {
+    needed_bytes(plan, 1).saturating_sub(plan.memory.scratch).saturating_add(plan.memory.scratch_lower_bound)
+}
+
+fn as_json(plan: &Plan) -> String {
+    let memory = &plan.memory;
+    let value = json!({
+        "model": plan.model.name,
+        "arch": plan.model.arch,
+        "ctx": plan.options.ctx,
+        "batch": plan.options.batch,
+        "chunk": plan.options.chunk,
+        "weights_bytes": memory.weights,
+        "states_bytes": memory.states,
+        "scratch_bytes": memory.scratch,
+        "scratch_lower_bound_bytes": memory.scratch_lower_bound,
+        "io_bytes": memory.io,
+        "thread_bytes": memory.thread,
+        "text_bytes": memory.text,
+        "floor_bytes": floor(plan),
+        "peak_bytes": memory.peak(),
+        "arena_ratio": arena_ratio(memory),
+        "placement": memory.placement,
+    });
+    format!("{value}\n")
+}
+
+fn as_text(plan: &Plan) -> String {
+    let (memory, options) = (&plan.memory, &plan.options);
+    let mut out = format!(
+        "{} ({}), {} parameters\nctx {}, batch {}, chunk {}, kv {}, math {}\n\n",
+        plan.model.name,
+        plan.model.arch,
+        grouped(plan.model.params),
+        options.ctx,
+        options.batch,
+        options.chunk,
+        options.kv.name(),
+        options.math.name(),
+    );
+    let mut line = |name: &str, bytes: u64, note: &str| {
+        let row = format!("{name:<22} {:>18} {note}", grouped(bytes));
+        writeln!(out, "{}", row.trim_end()).expect("writing to a string");
+    };
+    line("weights", memory.weights, "");
+    for (layout, (count, bytes)) in by_layout(plan) {
+        line(&format!("  {layout}"), bytes, &format!("in {count}"));
+    }
+    line("states", memory.states, &format!("in {}", plan.states.len()));
+    line("scratch", memory.scratch, &format!("placed by {}", memory.placement));
+    line("io", memory.io, "");
+    line("text", memory.text, "");
+    line("each thread", memory.thread, "");
+    line("floor, 1 thread", floor(plan), "no placement can do with less");
+    line("needed, 1 thread", needed_bytes(plan, 1), "");
+    line("peak", memory.peak(), &format!("stated, with {PEAK_THREADS} threads"));
+    writeln!(out, "\narena ÷ lower bound {:.2}", arena_ratio(memory)).expect("writing to a string");
+    for program in &plan.programs {
+        let barriers = program.steps.iter().filter(|it| it.barrier).count();
+        writeln!(
+            out,
+            "{:<8} {:>5} steps, {barriers:>5} barriers, at most {} tokens and {} rows of logits",
+            program.name,
+            program.steps.len(),
+            program.tokens,
+            program.want,
+        )
+        .expect("writing to a string");
+    }
+    out
+}
+
+/// Count and bytes of weights by element type and layout.
+fn by_layout(plan: &Plan) -> BTreeMap<String, (usize, u64)> {
+    let mut sums: BTreeMap<String, (usize, u64)> = BTreeMap::new();
+    for weight in &plan.weights {
+        let sum = sums.entry(format!("{} {}", weight.dtype.name(), weight.packing.name())).or_default();
+        *sum = (sum.0 + 1, sum.1 + weight.bytes);
+    }
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ratio_is_of_scratch_to_its_bound() {
+        let memory = |scratch, scratch_lower_bound| Memory { scratch, scratch_lower_bound, ..Memory::default() };
+        assert_eq!(arena_ratio(&memory(300, 200)).to_bits(), 1.5f64.to_bits());
+        assert_eq!(arena_ratio(&memory(0, 0)).to_bits(), 1.0f64.to_bits());
+    }
+}

@@ -1,0 +1,99 @@
+//! `waste run`: compiles a model, or finds its plan in the cache, and continues prompts with it.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args;
+use waste::cache::{Key, PlanCache};
+use waste::compile::{CompileOptions, Compiled, compile};
+use waste::formats::ModelFiles;
+use waste_runtime::LoadedPlan;
+
+use super::args::{LimitArgs, ShapeArgs};
+use super::cx::Cx;
+use super::error::CliError;
+use super::exec::{self, GenerateArgs};
+use super::open;
+
+/// Arguments of `waste run`.
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    /// A model's folder, .gguf, .safetensors or index, or org/repo[:quant] in the local Hugging Face cache
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// A text to continue, as -p
+    #[arg(value_name = "PROMPT")]
+    prompt: Option<String>,
+    #[command(flatten)]
+    generate: GenerateArgs,
+    #[command(flatten)]
+    shape: ShapeArgs,
+    #[command(flatten)]
+    limits: LimitArgs,
+    /// Where compiled plans are kept [default: the user's cache folder]
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
+    /// Compile anew and keep nothing
+    #[arg(long, conflicts_with = "cache")]
+    no_cache: bool,
+}
+
+pub(crate) fn run(args: &RunArgs, cx: &Cx) -> Result<(), CliError> {
+    let start = Instant::now();
+    if open::is_plan(&args.model) {
+        let name = args.model.display();
+        return Err(CliError::Input(format!("{name}: a plan is compiled already: use 'waste exec'")));
+    }
+    let mut prompts = args.generate.prompts.clone();
+    prompts.prompt.splice(0..0, args.prompt.clone());
+    let given = prompts.given()?;
+    let rows = u32::try_from(given.len()).unwrap_or(u32::MAX).min(MOST_ROWS);
+    let options = args.shape.options(&args.limits, rows);
+    let loaded = cached(args, &options, cx)?;
+    exec::execute(&loaded, &given, &args.generate, &args.limits, start, cx)
+}
+
+/// Rows side by side by default; further prompts take their turn.
+const MOST_ROWS: u32 = 8;
+
+/// The plan from the cache, or compiled into it; compiled in memory where there is no cache.
+fn cached(args: &RunArgs, options: &CompileOptions, cx: &Cx) -> Result<LoadedPlan, CliError> {
+    let files = open::open_model(&args.model, cx)?;
+    let folder = args.cache.clone().or_else(|| cx.env.plan_cache()).filter(|_| !args.no_cache);
+    let quiet = args.generate.quiet;
+    let Some(folder) = folder else {
+        return in_memory(&compile(&files, options, &mut |_| {})?, quiet, cx);
+    };
+    let cache = PlanCache::new(folder);
+    let key = Key::new(&files, options)?;
+    let found = cache.find(&key, &files, &*cx.progress("comparing", quiet));
+    if let Some(loaded) = found.and_then(|it| LoadedPlan::open(&it).ok()) {
+        return Ok(loaded);
+    }
+    let compiled = compile(&files, options, &mut |_| {})?;
+    match keep(&cache, &key, &files, &compiled, quiet, cx) {
+        Ok(path) => Ok(LoadedPlan::open(&path)?),
+        Err(err) => {
+            cx.note(&format!("waste: note: the plan is not kept: {err}"));
+            in_memory(&compiled, quiet, cx)
+        }
+    }
+}
+
+fn keep(
+    cache: &PlanCache,
+    key: &Key,
+    files: &ModelFiles,
+    compiled: &Compiled,
+    quiet: bool,
+    cx: &Cx,
+) -> Result<PathBuf, CliError> {
+    let path = cache.place(key)?;
+    compiled.write(&path, true, &*cx.progress("packing", quiet))?;
+    cache.record(key, files, &*cx.progress("hashing", quiet))?;
+    Ok(path)
+}
+
+fn in_memory(compiled: &Compiled, quiet: bool, cx: &Cx) -> Result<LoadedPlan, CliError> {
+    Ok(compiled.load(&*cx.progress("packing", quiet))?)
+}

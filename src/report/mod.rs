@@ -1,0 +1,27 @@
+//! What commands say about plans and measurements: predictions, statistics, tables.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `cost` | bytes and operations of a call, predicted from its plan |
+//! | `classes` | prediction beside measured time, by class of op |
+//! | `probe` | this machine's own reading speed over a working set |
+//! | `likelihood` | perplexity and bits per byte of a text |
+//! | `stats` | mean, deviation, standard error |
+//! | `table` | Markdown and CSV |
+//! | `units` | bytes and counts as people write them |
+//! | `npy` | arrays for NumPy |
+//!
+//! Invariants
+//! - nothing here prints, reads the clock of a session or looks at the environment;
+//! - a prediction is a function of the plan alone.
+//!
+//! Deliberately absent: any model of caches. Predicted bytes are those that must move once a call.
+
+pub mod classes;
+pub mod cost;
+pub mod likelihood;
+pub mod npy;
+pub mod probe;
+pub mod stats;
+pub mod table;
+pub mod units;

@@ -1,6 +1,7 @@
 //! Tests on files that are fetched, not shipped: only with `--features slow-tests`, which promises that
 //! they are there. An absent file is a failure.
 
+#![cfg(feature = "slow-tests")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::PathBuf;

@@ -13,7 +13,7 @@ const FIXTURES: [&str; 4] =
     ["gpt2-rand-f32", "llama-rand-gqa-untied-f32", "llama-rand-gqa-tied-bf16", "llama-rand-llama3rope-f16"];
 
 fn options(chunk: u32, batch: u32) -> CompileOptions {
-    CompileOptions { ctx: Some(96), batch, chunk, want: Some(chunk), ..CompileOptions::usual() }
+    CompileOptions { batch, chunk, want: Some(chunk), ..CompileOptions::usual() }
 }
 
 #[test]

@@ -15,6 +15,7 @@ use std::path::Path;
 
 use files::{OPTIONS, Sizes, TINY, fixture, import_made, json};
 use gguf::Gguf;
+use refusals::More;
 use scratch::Scratch;
 use waste::formats::ModelFiles;
 use waste::models::{ImportOptions, import, trained_ctx};
@@ -297,23 +298,19 @@ fn qwen3_norms_each_head_of_q_and_k_before_rotating() {
 
 #[test]
 fn rotation_follows_the_rows_of_each_format() {
+    fn with_bias(it: Gguf) -> Gguf {
+        let parts = [("q", 8), ("k", 4), ("v", 4)];
+        parts.iter().fold(it, |it, (part, n)| refusals::zeros(it, &format!("blk.0.attn_{part}.bias"), &[*n]))
+    }
+    fn with_norm(it: Gguf) -> Gguf {
+        let parts = ["q", "k"];
+        parts.iter().fold(it, |it, part| refusals::zeros(it, &format!("blk.0.attn_{part}_norm.weight"), &[4]))
+    }
     let dir = Scratch::new("models-style");
-    let with_bias = |it: Gguf| {
-        [("q", 8), ("k", 4), ("v", 4)]
-            .iter()
-            .fold(it, |it, (part, n)| refusals::zeros(it, &format!("blk.0.attn_{part}.bias"), &[*n]))
-    };
-    let with_norm = |it: Gguf| {
-        refusals::zeros(
-            refusals::zeros(it, "blk.0.attn_q_norm.weight", &[4]),
-            "blk.0.attn_k_norm.weight",
-            &[4],
-        )
-    };
-    let cases: [(&str, &dyn Fn(Gguf) -> Gguf, &str); 3] =
-        [("llama", &|it| it, "pair"), ("qwen2", &with_bias, "half"), ("qwen3", &with_norm, "half")];
+    let cases: [(&str, More, &str); 3] =
+        [("llama", |it| it, "pair"), ("qwen2", with_bias, "half"), ("qwen3", with_norm, "half")];
     for (arch, more, style) in cases {
-        let path = dir.write("m.gguf", refusals::tiny_gguf(arch, |it| more(it)).bytes());
+        let path = dir.write("m.gguf", refusals::tiny_gguf(arch, more).bytes());
         let module = import(&ModelFiles::open(&path, None).unwrap(), &OPTIONS).unwrap();
         verify(&module).unwrap();
         let text = print_graph(&module, module.graph("prefill").unwrap());

@@ -16,6 +16,7 @@ use std::ptr::NonNull;
 
 use half::f16;
 use waste_kernels::{FxRowMut, FxRows, RowsF32, TileMut};
+use waste_plan::Packing;
 use waste_plan::schema::{Operand, Place, Plan, Rows};
 
 use crate::error::RuntimeError;
@@ -103,6 +104,7 @@ pub(crate) struct Spaces {
     weights: WeightBytes,
     /// Offset and bytes of each weight and state.
     weight_at: Vec<(u64, u64)>,
+    packings: Vec<Packing>,
     state_at: Vec<(u64, u64)>,
     caches: Vec<CacheShape>,
 }
@@ -116,6 +118,7 @@ impl Spaces {
             states: Buffer::new(plan.memory.states, "states")?,
             weights,
             weight_at: plan.weights.iter().map(|it| (it.offset, it.bytes)).collect(),
+            packings: plan.weights.iter().map(|it| it.packing).collect(),
             state_at: plan.states.iter().map(|it| (it.offset, it.bytes)).collect(),
             caches: plan.states.iter().map(CacheShape::of).collect(),
         })
@@ -158,6 +161,12 @@ impl Spaces {
     pub(crate) fn weight_of(&self, operand: &Operand) -> &[u8] {
         let Place::Weight(id) = operand.place else { panic!("{:?} is no weight", operand.place) };
         self.weight(id)
+    }
+
+    /// The layout of the weight that `operand` names.
+    pub(crate) fn packing_of(&self, operand: &Operand) -> Packing {
+        let Place::Weight(id) = operand.place else { panic!("{:?} is no weight", operand.place) };
+        self.packings[id as usize]
     }
 
     /// First byte of rows `rows` of an operand in scratch or io, after a bounds check.

@@ -205,7 +205,7 @@ impl Session {
     /// If the batch does not fit the plan, a weight is damaged, logits are not finite, or the step was cancelled.
     pub fn step(&mut self, batch: &[Token], want: &[u32]) -> Result<(), RuntimeError> {
         let program = self.choose(batch, want)?;
-        self.check_batch(batch)?;
+        self.check_batch(batch, want)?;
         self.verify_weights()?;
         self.fill_inputs(batch, want);
         let call = Call { tokens: as_u32(batch.len()), want: as_u32(want.len()) };
@@ -257,7 +257,7 @@ impl Session {
         })
     }
 
-    fn check_batch(&self, batch: &[Token]) -> Result<(), RuntimeError> {
+    fn check_batch(&self, batch: &[Token], want: &[u32]) -> Result<(), RuntimeError> {
         let (rows, ctx, vocab) = (self.plan.options.batch, self.plan.options.ctx, self.plan.model.vocab);
         let refuse = |message: String| Err(RuntimeError::Batch(message));
         if batch.is_empty() {
@@ -279,11 +279,13 @@ impl Session {
                 return refuse(format!("token {} of a vocabulary of {vocab}", token.id));
             }
         }
-        let mut starts = batch.chunk_by(|a, b| a.row == b.row).map(|it| it[0].row);
-        if (0..rows).any(|row| starts.clone().filter(|it| *it == row).count() > 1) {
+        let starts = || batch.chunk_by(|a, b| a.row == b.row).map(|it| it[0].row);
+        if starts().enumerate().any(|(i, row)| starts().take(i).any(|it| it == row)) {
             return refuse("the tokens of a row must be contiguous".into());
         }
-        starts.next();
+        if let Some(index) = want.iter().find(|it| **it as usize >= batch.len()) {
+            return refuse(format!("token {index} is wanted, the batch has {}", batch.len()));
+        }
         Ok(())
     }
 

@@ -164,7 +164,7 @@ pub(crate) fn read_text(path: &std::path::Path) -> Result<String, super::error::
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TargetArg {
     /// A plan, a model's folder, .gguf, .safetensors or index, or org/repo[:quant] in the local Hugging Face cache
-    #[arg(value_name = "MODEL|PLAN")]
+    #[arg(id = "model", value_name = "MODEL|PLAN")]
     pub(crate) target: PathBuf,
 }
 

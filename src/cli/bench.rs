@@ -78,10 +78,16 @@ pub(crate) fn run(args: &BenchArgs, cx: &Cx) -> Result<(), CliError> {
     let loaded = open::load(&args.target.target, &options, cx)?;
     let ctx = loaded.plan().options.ctx;
     if let Some(test) = tests.iter().find(|it| ctx < it.positions()) {
-        return Err(CliError::Usage(format!("{test} needs {} positions, the plan has {ctx}", test.positions())));
+        return Err(CliError::Usage(format!(
+            "{test} needs {} positions, the plan has {ctx}",
+            test.positions()
+        )));
     }
     let threads: Vec<Option<u32>> =
         if args.threads.is_empty() { vec![None] } else { args.threads.iter().copied().map(Some).collect() };
+    if cfg!(debug_assertions) {
+        cx.note("waste: note: this build is not optimised; its figures say nothing");
+    }
     let mut records = Vec::new();
     for count in threads {
         let machine = args.machine(count);

@@ -34,7 +34,13 @@ pub(crate) struct EvalArgs {
     #[command(flatten)]
     target: TargetArg,
     /// The text, - for stdin: prints perplexity and bits per byte
-    #[arg(short = 'f', long, value_name = "FILE", required_unless_present = "tokens", conflicts_with = "tokens")]
+    #[arg(
+        short = 'f',
+        long,
+        value_name = "FILE",
+        required_unless_present = "tokens",
+        conflicts_with = "tokens"
+    )]
     file: Option<PathBuf>,
     /// Ids of a window [default: 512, at most the context]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -140,7 +146,9 @@ fn windows(ids: &[u32], asked: Option<u32>, plan: &Plan) -> Result<Option<Window
     let ctx = plan.options.ctx;
     let windows = Windows::new(ids.len() as u64, asked.unwrap_or_else(|| DEFAULT_WINDOW.min(ctx)));
     match windows.filter(|it| ctx < it.window) {
-        Some(it) => Err(CliError::Usage(format!("windows of {} ids do not fit a context of {ctx}", it.window))),
+        Some(it) => {
+            Err(CliError::Usage(format!("windows of {} ids do not fit a context of {ctx}", it.window)))
+        }
         None => Ok(windows),
     }
 }
@@ -202,7 +210,9 @@ impl Report {
         let Windows { ids, window, count } = self.windows;
         let (scored, seconds) = (self.windows.scored(), self.time.as_secs_f64());
         let rate = waste::report::units::float(scored) / seconds.max(1e-9);
-        format!("{scored} of {ids} ids scored in {count} windows of {window}; {seconds:.1} s, {rate:.1} ids/s")
+        format!(
+            "{scored} of {ids} ids scored in {count} windows of {window}; {seconds:.1} s, {rate:.1} ids/s"
+        )
     }
 
     fn json(&self) -> String {

@@ -97,7 +97,8 @@ fn rows(max_isa: Isa) -> Vec<Row> {
 impl Info {
     fn text(&self) -> String {
         let mut out = format!("waste {}\n", env!("CARGO_PKG_VERSION"));
-        let mut line = |name: &str, text: &str| writeln!(out, "{name:<10} {text}").expect("writing to a string");
+        let mut line =
+            |name: &str, text: &str| writeln!(out, "{name:<10} {text}").expect("writing to a string");
         line("processor", &self.processor());
         line("memory", &self.memory());
         line("threads", self.threads.strip_prefix("threads ").unwrap_or(&self.threads));
@@ -108,12 +109,19 @@ impl Info {
 
         let mut tiers = Table::new(&[("tier", Align::Left), ("here", Align::Left)]);
         self.tiers.iter().for_each(|(isa, state)| tiers.row([isa.name().to_owned(), state.clone()]));
-        let columns = [("kernel", Align::Left), ("tier in use", Align::Left), ("why not a better one", Align::Left)];
+        let columns =
+            [("kernel", Align::Left), ("tier in use", Align::Left), ("why not a better one", Align::Left)];
         let mut kernels = Table::new(&columns);
-        self.rows.iter().for_each(|it| kernels.row([it.name.to_owned(), it.isa.name().to_owned(), it.why.clone()]));
+        self.rows
+            .iter()
+            .for_each(|it| kernels.row([it.name.to_owned(), it.isa.name().to_owned(), it.why.clone()]));
         writeln!(out, "\n{}\n{}", tiers.markdown(), kernels.markdown()).expect("writing to a string");
 
-        out.push_str(if self.variables.is_empty() { "no variables in force\n" } else { "variables in force\n" });
+        out.push_str(if self.variables.is_empty() {
+            "no variables in force\n"
+        } else {
+            "variables in force\n"
+        });
         for (name, value) in &self.variables {
             writeln!(out, "  {name}={value}").expect("writing to a string");
         }
@@ -124,7 +132,8 @@ impl Info {
         let (it, cpus) = (&self.machine, self.machine.cpus.len());
         let name = it.cpu_name.as_deref().unwrap_or(std::env::consts::ARCH);
         let slow = it.physical_cores() - it.fast_cores();
-        let kinds = if slow == 0 { String::new() } else { format!(" ({} fast, {slow} slow)", it.fast_cores()) };
+        let kinds =
+            if slow == 0 { String::new() } else { format!(" ({} fast, {slow} slow)", it.fast_cores()) };
         let quota = it.quota.map_or(String::new(), |it| format!(", cgroup quota {it:.2}"));
         format!("{name}; {cpus} online, {} physical cores{kinds}{quota}", it.physical_cores())
     }

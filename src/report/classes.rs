@@ -113,9 +113,13 @@ mod tests {
             let cost = Cost { weights, flops: 2 * weights, ..Cost::default() };
             Class { name: name.into(), steps: 3, cost, nanos }
         };
-        let text = table(&[class("linear w8x16", 3000, 30_000), class("add", 1000, 2000)], 2, 20e9).markdown();
+        let text =
+            table(&[class("linear w8x16", 3000, 30_000), class("add", 1000, 2000)], 2, 20e9).markdown();
         let rows: Vec<Vec<&str>> = text.lines().map(|it| it.split('|').map(str::trim).collect()).collect();
-        assert_eq!(rows[2][1..10], ["linear w8x16", "3", "15.0", "0.03", "1.5", "10.00", "20.00", "50", "75.0"]);
+        assert_eq!(
+            rows[2][1..10],
+            ["linear w8x16", "3", "15.0", "0.03", "1.5", "10.00", "20.00", "50", "75.0"]
+        );
         assert_eq!(rows[4][1..10], ["all", "6", "16.0", "0.03", "2.0", "8.00", "16.00", "40", "100.0"]);
     }
 }

@@ -80,16 +80,24 @@ pub fn step_cost(plan: &Plan, step: &Step, call: CallShape) -> Cost {
     let mut cost = Cost { flops: flops(plan, step, call), ..Cost::default() };
     for operand in &step.reads {
         match operand.place {
-            Place::Weight(id) => cost.weights = cost.weights.saturating_add(weight_bytes(plan, step, id, call)),
-            Place::State(id) => cost.states = cost.states.saturating_add(cache_bytes(plan, id, attended(call))),
-            Place::Scratch(_) | Place::Io(_) => cost.others = cost.others.saturating_add(operand_bytes(operand, call)),
+            Place::Weight(id) => {
+                cost.weights = cost.weights.saturating_add(weight_bytes(plan, step, id, call))
+            }
+            Place::State(id) => {
+                cost.states = cost.states.saturating_add(cache_bytes(plan, id, attended(call)))
+            }
+            Place::Scratch(_) | Place::Io(_) => {
+                cost.others = cost.others.saturating_add(operand_bytes(operand, call))
+            }
         }
     }
     for operand in &step.writes {
         match operand.place {
             Place::Weight(_) => {}
             Place::State(id) => cost.states = cost.states.saturating_add(cache_bytes(plan, id, call.tokens)),
-            Place::Scratch(_) | Place::Io(_) => cost.others = cost.others.saturating_add(operand_bytes(operand, call)),
+            Place::Scratch(_) | Place::Io(_) => {
+                cost.others = cost.others.saturating_add(operand_bytes(operand, call))
+            }
         }
     }
     cost
@@ -213,10 +221,15 @@ mod tests {
             step(StepKind::Embed, vec![operand(Place::Io(0), tokens, 1), weight], vec![x(tokens)]),
             step(linear.clone(), vec![x(tokens), weight], vec![y(tokens)]),
             step(StepKind::KvAppend, vec![operand(Place::Scratch(0), tokens, 16)], vec![caches[0]]),
-            step(StepKind::Attention { scale: 1.0, heads: 4 }, vec![y(tokens), caches[0], caches[1]], vec![y(tokens)]),
+            step(
+                StepKind::Attention { scale: 1.0, heads: 4 },
+                vec![y(tokens), caches[0], caches[1]],
+                vec![y(tokens)],
+            ),
             step(linear, vec![x(Rows::Want(1)), weight], vec![y(Rows::Want(1))]),
         ];
-        let program = |name: &str, tokens| Program { name: name.into(), tokens, want: 1, steps: steps.clone() };
+        let program =
+            |name: &str, tokens| Program { name: name.into(), tokens, want: 1, steps: steps.clone() };
         Plan {
             version: 1,
             producer: String::new(),
@@ -260,13 +273,19 @@ mod tests {
         // A position is 2 heads × 8 × 2 bytes; 11 of them, keys and values.
         assert_eq!(one.iter().map(|it| it.states).collect::<Vec<_>>(), [0, 0, 32, 2 * 11 * 32, 0]);
         assert_eq!(one[1].others, 64 * 4 + 32 * 4);
-        assert_eq!(one.iter().map(|it| it.flops).collect::<Vec<_>>(), [0, 4096, 0, 11 * 4 * (8 + 8) * 2, 4096]);
+        assert_eq!(
+            one.iter().map(|it| it.flops).collect::<Vec<_>>(),
+            [0, 4096, 0, 11 * 4 * (8 + 8) * 2, 4096]
+        );
 
         let many = cost(16, 0);
         assert_eq!(many.iter().map(|it| it.weights).collect::<Vec<_>>(), [16 * 128, 4096, 0, 0, 4096]);
         assert_eq!(many.iter().map(|it| it.states).collect::<Vec<_>>(), [0, 0, 16 * 32, 2 * 16 * 32, 0]);
         let pairs = 16 * 17 / 2;
-        assert_eq!(many.iter().map(|it| it.flops).collect::<Vec<_>>(), [0, 16 * 4096, 0, pairs * 4 * 16 * 2, 4096]);
+        assert_eq!(
+            many.iter().map(|it| it.flops).collect::<Vec<_>>(),
+            [0, 16 * 4096, 0, pairs * 4 * 16 * 2, 4096]
+        );
     }
 
     #[test]

@@ -81,7 +81,8 @@ mod tests {
         assert_eq!(&head[..10], b"\x93NUMPY\x01\x00\x76\x00");
         assert!(head[10..].starts_with(b"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }   "));
         assert!(head.ends_with(b" \n"));
-        let floats: Vec<f32> = data.chunks_exact(4).map(|it| f32::from_le_bytes(it.try_into().unwrap())).collect();
+        let floats: Vec<f32> =
+            data.chunks_exact(4).map(|it| f32::from_le_bytes(it.try_into().unwrap())).collect();
         assert_eq!(floats, [1.0, -2.0, 0.5, 0.0, f32::INFINITY, 3.0]);
     }
 

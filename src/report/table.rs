@@ -60,7 +60,8 @@ impl Table {
     /// CSV as RFC 4180 has it, lines ended by a line feed.
     #[must_use]
     pub fn csv(&self) -> String {
-        let line = |texts: &mut dyn Iterator<Item = &str>| texts.map(csv_cell).collect::<Vec<_>>().join(",") + "\n";
+        let line =
+            |texts: &mut dyn Iterator<Item = &str>| texts.map(csv_cell).collect::<Vec<_>>().join(",") + "\n";
         let head = line(&mut self.columns.iter().map(|it| it.0));
         let rows = self.rows.iter().map(|row| line(&mut row.iter().map(String::as_str)));
         head + &rows.collect::<String>()
@@ -70,7 +71,11 @@ impl Table {
 /// `text` as one cell of CSV: quoted where it must be.
 #[must_use]
 pub fn csv_cell(text: &str) -> String {
-    if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
+    if text.contains([',', '"', '\n', '\r']) {
+        format!("\"{}\"", text.replace('"', "\"\""))
+    } else {
+        text.to_owned()
+    }
 }
 
 #[cfg(test)]

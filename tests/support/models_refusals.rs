@@ -159,26 +159,27 @@ fn keys_that_change_nothing_are_accepted() {
 fn tensors_are_taken_or_refused() {
     let dir = Scratch::new("models-tensors");
     let (config, table) = llama();
-    let line = |change: &dyn Fn(&mut Table)| {
+    type Change = fn(&mut Table);
+    let line = |change: Change| {
         let mut table = table.clone();
         change(&mut table);
         import_made(&dir, &config, &table, &OPTIONS).map(|_| ()).map_err(|err| err.to_string())
     };
-    assert_eq!(line(&|t| t.add("model.layers.0.self_attn.rotary_emb.inv_freq", &[2])), Ok(()));
-    assert_eq!(line(&|t| t.add("lm_head.weight", &[10, 8])), Ok(()), "the tied head, repeated");
-    let cases: [(&dyn Fn(&mut Table), &str); 6] = [
-        (&|t| drop(t.0.remove("model.norm.weight")), "tensor 'model.norm.weight' is missing"),
+    assert_eq!(line(|t| t.add("model.layers.0.self_attn.rotary_emb.inv_freq", &[2])), Ok(()));
+    assert_eq!(line(|t| t.add("lm_head.weight", &[10, 8])), Ok(()), "the tied head, repeated");
+    let cases: [(Change, &str); 6] = [
+        (|t| drop(t.0.remove("model.norm.weight")), "tensor 'model.norm.weight' is missing"),
         (
-            &|t| t.add("model.layers.0.self_attn.q_proj.bias", &[8]),
+            |t| t.add("model.layers.0.self_attn.q_proj.bias", &[8]),
             "'model.layers.0.self_attn.q_proj.bias' at",
         ),
-        (&|t| t.add("model.layers.1.input_layernorm.weight", &[8]), "is not part of this architecture"),
+        (|t| t.add("model.layers.1.input_layernorm.weight", &[8]), "is not part of this architecture"),
         (
-            &|t| t.add("model.norm.weight", &[8, 1]),
+            |t| t.add("model.norm.weight", &[8, 1]),
             "tensor 'model.norm.weight' has shape [8, 1], expected [8]",
         ),
-        (&|t| t.add("model.layers.0.mlp.up_proj.weight", &[8, 16]), "has shape [8, 16], expected [16, 8]"),
-        (&|t| t.0.get_mut("model.norm.weight").unwrap().0 = "I8", "tensor 'model.norm.weight' at"),
+        (|t| t.add("model.layers.0.mlp.up_proj.weight", &[8, 16]), "has shape [8, 16], expected [16, 8]"),
+        (|t| t.0.get_mut("model.norm.weight").unwrap().0 = "I8", "tensor 'model.norm.weight' at"),
     ];
     for (change, want) in cases {
         let line = line(change).expect_err(want);
@@ -233,6 +234,9 @@ fn gpt2_variants_are_refused_by_name() {
     }
 }
 
+/// What a test adds to a GGUF.
+pub(crate) type More = fn(Gguf) -> Gguf;
+
 /// A whole GGUF of architecture `arch` with TINY's sizes, all zero but for what `more` adds.
 pub(crate) fn tiny_gguf(arch: &str, more: impl FnOnce(Gguf) -> Gguf) -> Gguf {
     let Sizes { hidden, ffn, heads, kv_heads, head_dim, vocab, .. } = TINY;
@@ -276,7 +280,6 @@ pub(crate) fn zeros(it: Gguf, name: &str, dims: &[u64]) -> Gguf {
 
 #[test]
 fn gguf_keys_that_change_the_maths_are_refused_by_name() {
-    type More = fn(Gguf) -> Gguf;
     let dir = Scratch::new("models-gguf-keys");
     let cases: [(More, Option<&str>); 16] = [
         (|it| it, None),

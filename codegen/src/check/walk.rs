@@ -171,7 +171,10 @@ impl<'a, 'e> Walk<'a, 'e> {
         let reads: Vec<ValueId> = data.uses().skip(usize::from(is_append)).collect();
         same("number of reads", &step.reads.len(), &reads.len())?;
         for (slot, (value, operand)) in reads.iter().zip(&step.reads).enumerate() {
-            self.read(*value, operand, &format!("read {slot}"))?;
+            // The result is recorded all the same, so that one fault is reported once.
+            if let Err(fault) = self.read(*value, operand, &format!("read {slot}")) {
+                self.errors.push(CheckError::step(&self.program.name, i, fault));
+            }
         }
         let (Some(&result), Some(operand)) = (data.results.first(), step.writes.first()) else {
             return Err(Fault::NoStep { op: step.op });

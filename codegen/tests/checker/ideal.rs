@@ -24,7 +24,7 @@ impl Call {
         match port {
             "token" => (7 * i + 3) % 11,
             "row" => row,
-            "pos" => 2 + i - first,
+            "pos" => 2 + 3 * row + i - first,
             _ => (5 * i + self.tokens - 1) % self.tokens,
         }
     }
@@ -50,11 +50,14 @@ struct Ideal<'a> {
     call: Call,
     values: HashMap<ValueId, Rows>,
     caches: HashMap<ValueId, Vec<u64>>,
+    /// A hash of each weight.
+    weights: Vec<u64>,
 }
 
 /// Runs `graph`.
 pub(crate) fn run(module: &Module, graph: &Graph, call: Call) -> Outcome {
-    let mut ideal = Ideal { module, graph, call, values: HashMap::new(), caches: HashMap::new() };
+    let weights = module.weights.keys().map(|it| weight_tag(module, it)).collect();
+    let mut ideal = Ideal { module, graph, call, values: HashMap::new(), caches: HashMap::new(), weights };
     for value in &graph.inputs {
         let port = &graph.values[*value].name;
         let n = ideal.rows(graph.ty(*value).shape.dims()[0]);
@@ -78,7 +81,7 @@ pub(crate) fn run(module: &Module, graph: &Graph, call: Call) -> Outcome {
 }
 
 /// A hash of what a weight is: everything but where it lies.
-pub(crate) fn weight_tag(module: &Module, id: WeightId) -> u64 {
+fn weight_tag(module: &Module, id: WeightId) -> u64 {
     let decl = &module.weights[id];
     let dims: Vec<u32> = decl.ty.shape.dims().iter().map(|it| it.known().unwrap()).collect();
     let (rows, cols) = if let [n, k] = dims[..] { (n, k) } else { (1, dims[0]) };
@@ -181,7 +184,7 @@ impl IdealOperands<'_, '_> {
 impl Operands for IdealOperands<'_, '_> {
     fn row(&mut self, slot: usize, row: u64, from: u64, to: u64) -> u64 {
         if let Some(id) = self.ideal.graph.weight(self.reads[slot]) {
-            return weight_tag(self.ideal.module, id);
+            return self.ideal.weights[id.index()];
         }
         let row = &self.ideal.values[&self.reads[slot]][usize::try_from(row).unwrap()];
         let units = &row[usize::try_from(from).unwrap()..usize::try_from(to).unwrap()];
@@ -190,12 +193,17 @@ impl Operands for IdealOperands<'_, '_> {
     fn cols(&self, slot: usize) -> u64 {
         self.ideal.values.get(&self.reads[slot]).and_then(|it| it.first()).map_or(0, |it| it.len() as u64)
     }
+    fn width(&self, slot: usize) -> u64 {
+        let ty = self.ideal.graph.ty(self.reads[slot]);
+        ty.shape.cols().unwrap_or(1).into()
+    }
     fn number(&mut self, slot: usize, row: u64) -> u64 {
         self.ideal.call.input(&self.ideal.graph.values[self.reads[slot]].name, row)
     }
     fn cached(&mut self, slot: usize, row: u64, pos: u64, head: u64) -> u64 {
         let [_, s, heads, _] = self.dims(self.reads[slot]);
-        self.ideal.caches[&self.reads[slot]][usize::try_from((row * s + pos) * heads + head).unwrap()]
+        let cache = &self.ideal.caches[&self.reads[slot]];
+        (0..=pos).fold(0, |hash, at| mix(hash, cache[usize::try_from((row * s + at) * heads + head).unwrap()]))
     }
     fn heads(&self, slot: usize) -> u64 {
         self.dims(self.reads[slot])[2]

@@ -26,9 +26,11 @@ pub(crate) trait Operands {
     fn row(&mut self, slot: usize, row: u64, from: u64, to: u64) -> u64;
     /// Elements in a row of operand `slot`.
     fn cols(&self, slot: usize) -> u64;
+    /// Columns of operand `slot`, padding left out.
+    fn width(&self, slot: usize) -> u64;
     /// The number that an element of an input stands for.
     fn number(&mut self, slot: usize, row: u64) -> u64;
-    /// A hash of one vector of the cache at operand `slot`.
+    /// A hash of the vectors of positions `0 ..= pos` in the cache at operand `slot`.
     fn cached(&mut self, slot: usize, row: u64, pos: u64, head: u64) -> u64;
     /// Heads of the cache at operand `slot`.
     fn heads(&self, slot: usize) -> u64;
@@ -102,7 +104,7 @@ pub(crate) fn element(kernel: &Kernel, x: &mut impl Operands, row: u64, col: u64
 
 fn whole(hash: u64, x: &mut impl Operands, slot: usize, row: u64) -> u64 {
     let cols = x.cols(slot);
-    mix(hash, x.row(slot, row, 0, cols))
+    mix(mix(hash, x.width(slot)), x.row(slot, row, 0, cols))
 }
 
 fn attention(kernel: &Kernel, x: &mut impl Operands, row: u64, col: u64) -> u64 {
@@ -110,12 +112,9 @@ fn attention(kernel: &Kernel, x: &mut impl Operands, row: u64, col: u64) -> u64 
     let head = col / kernel.head;
     let d = x.cols(0) / kernel.heads;
     let cache_head = head / (kernel.heads / x.heads(1).max(1)).max(1);
-    let mut hash = mix(mix(kernel.attrs, col), x.row(0, row, head * d, (head + 1) * d));
-    for at in 0..=pos {
-        hash = mix(hash, x.cached(1, sequence, at, cache_head));
-        hash = mix(hash, x.cached(2, sequence, at, cache_head));
-    }
-    hash
+    let hash = mix(mix(kernel.attrs, col), x.row(0, row, head * d, (head + 1) * d));
+    let (keys, values) = (x.cached(1, sequence, pos, cache_head), x.cached(2, sequence, pos, cache_head));
+    mix(mix(hash, keys), values)
 }
 
 fn quantised(quant: Option<Math>) -> &'static str {
@@ -134,6 +133,11 @@ impl Kernel {
 
     /// What a step computes into `y`.
     pub(crate) fn of_step(kind: &StepKind, y: &Operand) -> Self {
+        let kernel = Self::family_of_step(kind, y);
+        Self { attrs: mix(kernel.attrs, y.cols.into()), ..kernel }
+    }
+
+    fn family_of_step(kind: &StepKind, y: &Operand) -> Self {
         use Family::{Angles, Append, Attention, Elementwise, Embed, Product, Rope, Row, Select};
         let y_cols = u64::from(y.cols).max(1);
         match kind {
@@ -169,8 +173,20 @@ impl Kernel {
         }
     }
 
+    /// Whether operand 1 is read by row alone: angles, wanted rows.
+    pub(crate) fn is_indexed(&self) -> bool {
+        matches!(self.family, Family::Rope | Family::Select)
+    }
+
     /// What an op of a graph computes; none for views.
     pub(crate) fn of_op(graph: &Graph, data: &OpData) -> Option<Self> {
+        let kernel = Self::family_of_op(graph, data)?;
+        let ty = graph.ty(data.results[0]);
+        let width = if ty.shape.rank() == 1 { 1 } else { ty.shape.cols().unwrap() };
+        Some(Self { attrs: mix(kernel.attrs, width.into()), ..kernel })
+    }
+
+    fn family_of_op(graph: &Graph, data: &OpData) -> Option<Self> {
         use Family::{Angles, Append, Attention, Elementwise, Embed, Product, Rope, Row, Select};
         let cols = |value: ValueId| u64::from(graph.ty(value).shape.cols().unwrap_or(1));
         Some(match &data.op {

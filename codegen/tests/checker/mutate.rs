@@ -104,7 +104,8 @@ fn step(plan: &mut Plan, program: usize, at: usize, kind: &str, rng: &mut Rng) -
         let was = step.tile;
         let cols = step.writes[0].cols;
         step.tile.rows = u32::try_from(1 + rng.below(20)).unwrap();
-        if !matches!(step.kind, StepKind::Attention { .. } | StepKind::Rope { .. }) && rng.below(2) == 0 {
+        let can_cut = matches!(step.kind, StepKind::Linear { .. } | StepKind::Add | StepKind::Mul | StepKind::Glu { .. });
+        if can_cut && rng.below(2) == 0 {
             step.tile.cols = if rng.below(2) == 0 { cols } else { 16 * was.cols.div_ceil(32) };
         }
         return Some(format!("{was:?} → {:?}", step.tile));

@@ -4,8 +4,8 @@
 //! adversarial order; a barrier is the only thing that orders them, so a vector clock is the number of barriers passed, and
 //! two accesses of the same unit race if they fall between the same barriers, on two threads, one of them writing.
 //!
-//! Harm is: outputs or states that differ from the graph's, a race, a write to an input or weight, an index that is none, or an
-//! access outside the stated memory. It shares no code with the checker, nor with `validate`.
+//! Harm is: outputs or states that differ from the graph's, a race, a write to an input or weight, an index that is none, an access
+//! outside the stated memory or its operand, operands that no kernel takes, a tile that cuts a group, or a step that does again what was done. It shares no code with the checker, nor with `validate`.
 
 use std::collections::HashMap;
 
@@ -24,7 +24,12 @@ struct Unit {
     written: (u32, usize),
     /// Barriers passed when each thread last read it.
     read: [u32; THREADS],
+    /// The step that last read it, and the element of the result that it did so for.
+    reader: Element,
 }
+
+/// A step (from 1) and an element of its result; heads of a rotation count as one element.
+type Element = (usize, u64, u64);
 
 type Memory = Vec<Unit>;
 
@@ -35,16 +40,29 @@ struct Shadow<'p> {
     io: Memory,
     is_input: Vec<bool>,
     caches: Vec<Memory>,
+    /// A hash of each weight.
+    weights: &'p [u64],
     /// What the tags of inputs stand for.
     numbers: HashMap<u64, u64>,
     barriers: u32,
     thread: usize,
+    /// The element that is being computed or written.
+    element: Element,
+    /// Units that the current step gave another content.
+    news: usize,
     harm: Option<String>,
 }
 
 /// The first harm of running program `program`, whose graph leaves `ideal` behind. `order` varies who takes which tile.
-pub(crate) fn harm(plan: &Plan, program: &Program, call: Call, ideal: &Outcome, order: u32) -> Option<String> {
-    let mut shadow = Shadow::new(plan, call);
+/// `weights`: from [`weight_tags`].
+pub(crate) fn harm(
+    plan: &Plan,
+    program: &Program,
+    weights: &[u64],
+    (call, ideal): (Call, &Outcome),
+    order: u32,
+) -> Option<String> {
+    let mut shadow = Shadow::new(plan, weights, call);
     for (i, step) in program.steps.iter().enumerate() {
         shadow.barriers += u32::from(step.barrier);
         shadow.step(i, step, order);
@@ -75,7 +93,7 @@ pub(crate) fn misplaced(plan: &Plan) -> Option<String> {
 }
 
 fn fresh(tag: u64) -> Unit {
-    Unit { tag, written: (0, 0), read: [0; THREADS] }
+    Unit { tag, written: (0, 0), read: [0; THREADS], reader: (0, 0, 0) }
 }
 
 fn memory(bytes: u64, what: &str) -> Memory {
@@ -83,7 +101,7 @@ fn memory(bytes: u64, what: &str) -> Memory {
 }
 
 impl<'p> Shadow<'p> {
-    fn new(plan: &'p Plan, call: Call) -> Self {
+    fn new(plan: &'p Plan, weights: &'p [u64], call: Call) -> Self {
         let mut io = memory(plan.memory.io, "unset io");
         let mut is_input = vec![false; io.len()];
         let mut numbers = HashMap::new();
@@ -110,9 +128,12 @@ impl<'p> Shadow<'p> {
             io,
             is_input,
             caches: plan.states.iter().map(cache).collect(),
+            weights,
             numbers,
             barriers: 1,
             thread: 0,
+            element: (0, 0, 0),
+            news: 0,
             harm: None,
         }
     }
@@ -141,11 +162,19 @@ impl<'p> Shadow<'p> {
             (false, Place::Scratch(_) | Place::Io(_)) => (self.rows(y.rows), units(y)),
             _ => return self.blame("writes where it may not"),
         };
+        let unit = if y.dtype.fx().is_some() { 128 } else { 16 };
+        let is_whole = step.tile.cols >= y.cols || kernel.family == Family::Attention || kernel.family == Family::Rope;
+        if !is_whole && !step.tile.cols.is_multiple_of(unit) {
+            return self.blame("tiles that cut a group or a line of lanes");
+        }
         // Quantised rows and reductions are never cut.
         let is_cut = y.dtype.fx().is_none() && !is_append && u64::from(y.cols) == cols;
         let tile_cols = if is_cut { u64::from(step.tile.cols).max(1) } else { cols.max(1) };
         let tile_rows = u64::from(step.tile.rows).max(1);
         let mut tile = 0;
+        self.news = 0;
+        self.element.0 = index + 1;
+        self.shapes(step, y, &kernel);
         for row in (0..rows).step_by(usize::try_from(tile_rows).unwrap()) {
             for col in (0..cols).step_by(usize::try_from(tile_cols).unwrap()) {
                 let digit = index / THREADS.pow(order);
@@ -158,6 +187,9 @@ impl<'p> Shadow<'p> {
                 }
             }
         }
+        if self.news == 0 {
+            self.blame("does again what was done");
+        }
     }
 
     /// Reads all that a tile depends on, then writes it.
@@ -169,9 +201,11 @@ impl<'p> Shadow<'p> {
         (rows, cols): (std::ops::Range<u64>, std::ops::Range<u64>),
     ) {
         let mut results = Vec::new();
+        let group = if kernel.family == Family::Rope { kernel.head } else { 1 };
         for row in rows {
             let mut x = ShadowOperands { shadow: self, step, memo: HashMap::new() };
             for col in cols.clone() {
+                x.shadow.element = (x.shadow.element.0, row, col / group);
                 let target = match y.place {
                     Place::State(_) => (x.number(1, row), x.number(2, row)),
                     Place::Scratch(_) | Place::Io(_) | Place::Weight(_) => (0, 0),
@@ -180,9 +214,11 @@ impl<'p> Shadow<'p> {
             }
         }
         for (row, col, (sequence, pos), tag) in results {
+            self.element = (self.element.0, row, col / group);
             match y.place {
                 Place::State(id) => {
                     if let Some(at) = self.vector(id, sequence, pos, col) {
+                        self.news += usize::from(self.caches[id as usize][at].tag != tag);
                         touch_write(&mut self.caches[id as usize][at], tag, self.barriers, self.thread, &mut self.harm);
                     }
                 }
@@ -197,6 +233,9 @@ impl<'p> Shadow<'p> {
             self.blame("an operand that is no activation");
             return None;
         };
+        if row >= self.rows(it.rows) || col >= units(it) {
+            self.blame(format!("unit {col} of row {row} is outside its operand"));
+        }
         let end = if matches!(it.place, Place::Io(_)) { self.io.len() } else { self.scratch.len() };
         let byte = row.checked_mul(it.stride).and_then(|it| it.checked_add(offset)?.checked_add(4 * col));
         let byte = byte.filter(|it| it.is_multiple_of(4)).and_then(|it| usize::try_from(it / 4).ok());
@@ -214,13 +253,41 @@ impl<'p> Shadow<'p> {
             return self.blame("writes an input");
         }
         let unit = if is_io { &mut self.io[at] } else { &mut self.scratch[at] };
+        self.news += usize::from(unit.tag != tag);
+        if unit.reader.0 == self.element.0 && unit.reader != self.element {
+            self.harm.get_or_insert_with(|| "writes over what another element of the result is made of".into());
+        }
         touch_write(unit, tag, self.barriers, self.thread, &mut self.harm);
     }
 
     fn read(&mut self, x: &Operand, row: u64, col: u64) -> u64 {
         let Some(at) = self.unit(x, row, col) else { return 0 };
         let unit = if matches!(x.place, Place::Io(_)) { &mut self.io[at] } else { &mut self.scratch[at] };
+        unit.reader = self.element;
         touch_read(unit, self.barriers, self.thread, &mut self.harm)
+    }
+
+    /// Kernels take operands of equal rows, and of equal columns where they work element by element.
+    fn shapes(&mut self, step: &Step, y: &Operand, kernel: &Kernel) {
+        let is_append = kernel.family == Family::Append;
+        let rows = if is_append { self.call.tokens } else { self.rows(y.rows) };
+        for (slot, x) in step.reads.iter().enumerate() {
+            if matches!(x.place, Place::Weight(_) | Place::State(_)) {
+                continue;
+            }
+            let rows = if kernel.family == Family::Select && slot == 0 { self.call.tokens } else { rows };
+            let is_same_width = match kernel.family {
+                Family::Elementwise | Family::Select | Family::Rope => x.cols == y.cols || (slot == 1 && kernel.is_indexed()),
+                Family::Product => slot == 0 || x.cols == y.cols,
+                Family::Embed | Family::Angles => x.cols == 1,
+                Family::Append | Family::Attention => slot == 0 || x.cols == 1,
+                Family::Row => true,
+            };
+            let row_bytes = x.dtype.row_bytes(x.cols.into()).unwrap_or(u64::MAX);
+            if self.rows(x.rows) != rows || !is_same_width || x.stride < row_bytes {
+                self.blame(format!("read {slot} has rows or columns that the kernel does not take"));
+            }
+        }
     }
 
     /// Index of a cached vector.
@@ -304,7 +371,7 @@ impl Operands for ShadowOperands<'_, '_> {
     fn row(&mut self, slot: usize, row: u64, from: u64, to: u64) -> u64 {
         let Some(it) = self.operand(slot) else { return 0 };
         if let Place::Weight(id) = it.place {
-            return weight_tag(self.shadow.plan, id);
+            return self.shadow.weights.get(id as usize).copied().unwrap_or(0);
         }
         if let Some(hash) = self.memo.get(&(slot, row, from, to)) {
             return *hash;
@@ -316,6 +383,9 @@ impl Operands for ShadowOperands<'_, '_> {
     fn cols(&self, slot: usize) -> u64 {
         let it = self.step.reads.get(slot).filter(|it| !matches!(it.place, Place::Weight(_)));
         it.map_or(0, units)
+    }
+    fn width(&self, slot: usize) -> u64 {
+        self.step.reads.get(slot).map_or(0, |it| it.cols.into())
     }
     fn number(&mut self, slot: usize, row: u64) -> u64 {
         let Some(it) = self.operand(slot) else { return 0 };
@@ -331,9 +401,19 @@ impl Operands for ShadowOperands<'_, '_> {
             self.shadow.blame("a cache that is none");
             return 0;
         };
-        let Some(at) = self.shadow.vector(id, row, pos, head) else { return 0 };
-        let Shadow { caches, barriers, thread, harm, .. } = &mut *self.shadow;
-        touch_read(&mut caches[id as usize][at], *barriers, *thread, harm)
+        // Slots of activations and of caches differ, so the two kinds of keys do too.
+        let key = (slot, row, pos, head);
+        if let Some(hash) = self.memo.get(&key) {
+            return *hash;
+        }
+        let mut hash = 0;
+        for at in 0..=pos {
+            let Some(at) = self.shadow.vector(id, row, at, head) else { return 0 };
+            let Shadow { caches, barriers, thread, harm, .. } = &mut *self.shadow;
+            hash = mix(hash, touch_read(&mut caches[id as usize][at], *barriers, *thread, harm));
+        }
+        self.memo.insert(key, hash);
+        hash
     }
     fn heads(&self, slot: usize) -> u64 {
         match self.step.reads.get(slot).map(|it| it.place) {
@@ -346,13 +426,15 @@ impl Operands for ShadowOperands<'_, '_> {
     }
 }
 
-/// A hash of what a weight is, in the words of [`super::ideal::weight_tag`].
-fn weight_tag(plan: &Plan, id: u32) -> u64 {
-    let Some(it) = plan.weights.get(id as usize) else { return 0 };
-    let mut text = format!("{} {} {} {} {}", it.name, it.dtype.name(), it.rows, it.cols, it.packing.name());
-    for part in &it.parts {
-        let (source, offset, stored) = (part.source, part.offset, part.stored.name());
-        text.push_str(&format!(" {source} {offset} {stored} {} {}", part.rows, part.transposed));
-    }
-    name(&text)
+/// A hash of what each weight is, in the words of the ideal executor.
+pub(crate) fn weight_tags(plan: &Plan) -> Vec<u64> {
+    let tag = |it: &waste_plan::schema::Weight| {
+        let mut text = format!("{} {} {} {} {}", it.name, it.dtype.name(), it.rows, it.cols, it.packing.name());
+        for part in &it.parts {
+            let (source, offset, stored) = (part.source, part.offset, part.stored.name());
+            text.push_str(&format!(" {source} {offset} {stored} {} {}", part.rows, part.transposed));
+        }
+        name(&text)
+    };
+    plan.weights.iter().map(tag).collect()
 }

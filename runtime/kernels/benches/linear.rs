@@ -8,14 +8,16 @@
 
 #[path = "../tests/common/mod.rs"]
 mod common;
+mod timing;
 
 use common::{LINEARS, Linear, LinearFn, Quantised, Rng, weights};
 use waste_kernels::{CpuFeatures, Isa, KernelTable, RowsF32, TileMut};
 use waste_plan::LANES;
 
+use timing::{SAMPLES, Times, time};
+
 /// Rows of a tile, as the executor would cut them.
 const TILE_ROWS: usize = 128;
-const SAMPLES: usize = 101;
 
 fn main() {
     let filters: Vec<String> = std::env::args().skip(1).filter(|it| !it.starts_with("--")).collect();
@@ -84,36 +86,4 @@ fn tiles(
     for (i, w) in w.chunks(tile_bytes).enumerate() {
         call(w, &mut y.sub(0..tokens, i * TILE_ROWS..n.min((i + 1) * TILE_ROWS)));
     }
-}
-
-/// Seconds of a call over the samples.
-struct Times {
-    best: f64,
-    median: f64,
-    /// Interquartile range over the median.
-    spread: f64,
-}
-
-fn time(mut once: impl FnMut()) -> Times {
-    once();
-    let start = now();
-    once();
-    let n = (0.0003 / (now() - start).max(1e-9)).ceil().max(1.0) as u32;
-    let mut samples: Vec<f64> = (0..SAMPLES)
-        .map(|_| {
-            let start = now();
-            (0..n).for_each(|_| once());
-            (now() - start) / f64::from(n)
-        })
-        .collect();
-    samples.sort_by(f64::total_cmp);
-    let median = samples[SAMPLES / 2];
-    let spread = (samples[SAMPLES * 3 / 4] - samples[SAMPLES / 4]) / median;
-    Times { best: samples[0], median, spread }
-}
-
-/// Processor time of this thread in seconds.
-fn now() -> f64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }

@@ -123,7 +123,7 @@ impl Exec<'_> {
     fn product(&self, step: &Step, slot: usize, part: &Part, y: &mut TileMut<'_>) {
         let (x, weight) = (&step.reads[0], &step.reads[slot]);
         let k = x.cols as usize;
-        let packing = Packing::of(weight.dtype).expect("a validated weight");
+        let packing = self.spaces.packing_of(weight);
         let block = packing.block_bytes(k);
         let blocks = part.cols.start / LANES * block..part.cols.end.div_ceil(LANES) * block;
         let w = &self.spaces.weight_of(weight)[blocks];

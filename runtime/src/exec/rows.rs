@@ -1,7 +1,7 @@
 //! Steps that work row by row.
 
 use waste_kernels::FxRowMut;
-use waste_plan::schema::{Operand, Place, Step};
+use waste_plan::schema::{Operand, Step};
 use waste_plan::{DType, LANES, Packing, RopeStyle, UnaryKind};
 
 use super::{Exec, Part, unary_kernel};
@@ -12,7 +12,7 @@ impl Exec<'_> {
         let (ids, table) = (&step.reads[0], &step.reads[1]);
         let w = self.spaces.weight_of(table);
         let k = table.cols as usize;
-        let packing = self.packing_of(table, w.len());
+        let packing = self.spaces.packing_of(table);
         let ids = self.spaces.i32s(ids, part.rows.end);
         let mut y = self.spaces.tile(&step.writes[0], part.rows.clone(), 0..k);
         for (t, id) in ids[part.rows].iter().enumerate() {
@@ -34,19 +34,6 @@ impl Exec<'_> {
                 Packing::W4M => self.table.embed_w4m(block, k, id % LANES, out),
                 Packing::Plain => unreachable!("handled above"),
             }
-        }
-    }
-
-    /// A table's layout: packed if its bytes are those of the packed form.
-    fn packing_of(&self, table: &Operand, bytes: usize) -> Packing {
-        let Place::Weight(_) = table.place else { return Packing::Plain };
-        let rows = self.call.rows(table.rows) as u64;
-        let plain = table.row_bytes().and_then(|it| it.checked_mul(rows));
-        let packing = Packing::of(table.dtype).expect("a validated table");
-        if plain == Some(bytes as u64) && packing.bytes(rows, u64::from(table.cols)) != plain {
-            Packing::Plain
-        } else {
-            packing
         }
     }
 

@@ -210,7 +210,11 @@ fn model_type(plan: &Plan) -> String {
     format!("{} {} {}", plan.model.arch, short_count(plan.model.params), most.to_uppercase())
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "nanoseconds are positive and below 2^53")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "nanoseconds are positive and below 2^53"
+)]
 fn rounded(nanos: f64) -> u64 {
     nanos.round() as u64
 }
@@ -269,8 +273,12 @@ mod unit {
     #[test]
     fn json_and_csv_keep_the_order_of_fields() {
         let json = record().json();
-        assert!(json.starts_with("{\"cpu_info\": \"a \\\"b\\\", c\", \"n_gen\": 10, \"samples_ns\": [1000,2000]"), "{json}");
-        let parsed: Value = serde_json::from_str(&print(&[record(), record()], TableForm::Json)).expect("JSON");
+        assert!(
+            json.starts_with("{\"cpu_info\": \"a \\\"b\\\", c\", \"n_gen\": 10, \"samples_ns\": [1000,2000]"),
+            "{json}"
+        );
+        let parsed: Value =
+            serde_json::from_str(&print(&[record(), record()], TableForm::Json)).expect("JSON");
         assert_eq!(parsed[1]["samples_ts"], json!([1e7, 5e6]));
         assert_eq!(csv(&[record()]), "cpu_info,n_gen\n\"a \"\"b\"\", c\",10\n");
     }

@@ -107,6 +107,9 @@ mod unit {
     fn ids_are_the_same_every_time_and_inside_the_vocabulary() {
         let ids = random_ids(200, 50);
         assert_eq!(ids, random_ids(200, 50));
-        assert!(ids.iter().all(|it| it.id < 50) && 20 < ids.iter().map(|it| it.id).collect::<std::collections::BTreeSet<_>>().len());
+        assert!(
+            ids.iter().all(|it| it.id < 50)
+                && 20 < ids.iter().map(|it| it.id).collect::<std::collections::BTreeSet<_>>().len()
+        );
     }
 }

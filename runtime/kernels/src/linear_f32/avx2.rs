@@ -27,7 +27,7 @@ const TOKENS: usize = 24;
 /// Blocks of 16 rows that a single token takes at once.
 const BLOCKS: usize = 4;
 /// How far ahead of a matrix-vector product its weights are asked for, in bytes.
-const AHEAD: usize = 2048;
+const AHEAD: usize = 4096;
 /// Inputs between two looks at the bounds of the activations. So many that the compiler leaves their loop a loop:
 /// unrolled, it would hold more registers than there are.
 const STEP: usize = GROUP;

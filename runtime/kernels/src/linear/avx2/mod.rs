@@ -17,7 +17,7 @@ use crate::table::{Entry, KernelTable};
 const TOKENS: usize = 32;
 
 /// How far ahead of a matrix-vector product its weights are asked for, in bytes.
-const AHEAD: usize = 2048;
+const AHEAD: usize = 4096;
 
 /// Overlays the rows of this tier. The caller has the tier.
 pub(crate) fn install(table: &mut KernelTable) {

@@ -320,24 +320,27 @@ fn one_token<const PLANES: usize, const MINIMA: bool>(
             token.part::<MINIMA>(from + g, part);
         }
         for (block, y) in w.chunks_exact(packing.block_bytes(k)).zip(y.row_mut(0).chunks_mut(LANES)) {
-            let codes = &block[from * GROUP_BYTES..packing.payload_bytes(k)];
-            let scales = &block[packing.payload_bytes(k) + from * 2 * LANES..];
-            let minima = &block[packing.minima_at(k) + from * if MINIMA { 2 * LANES } else { 0 }..];
-            with_lanes(y, |lanes| block_times_token::<PLANES, MINIMA>(codes, scales, minima, parts, lanes));
+            with_lanes(y, |lanes| block_times_token::<PLANES, MINIMA>(packing, block, k, from, parts, lanes));
         }
     }
 }
 
-/// Adds some groups of one block times one token.
+/// Adds the groups of one block from `from` on, as many as there are parts, times one token.
+///
+/// Codes are asked for a fixed way ahead; scales and minima, which every block has at its end, one block ahead.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn block_times_token<const PLANES: usize, const MINIMA: bool>(
-    codes: &[u8],
-    scales: &[u8],
-    minima: &[u8],
+    packing: Packing,
+    block: &[u8],
+    k: usize,
+    from: usize,
     parts: &[Part<PLANES>],
     lanes: &mut [f32; LANES],
 ) {
+    let codes = &block[from * GROUP_BYTES..packing.payload_bytes(k)];
+    let scales = &block[packing.payload_bytes(k) + from * 2 * LANES..];
+    let minima = &block[packing.minima_at(k) + from * if MINIMA { 2 * LANES } else { 0 }..];
     let mut acc = load_pair(lanes);
     let (codes, _) = codes.as_chunks::<GROUP_BYTES>();
     let (scales, _) = scales.as_chunks::<{ 2 * LANES }>();
@@ -345,6 +348,10 @@ fn block_times_token<const PLANES: usize, const MINIMA: bool>(
     // A count that the compiler does not see keeps this a loop: unrolled, it holds all broadcasts at once and spills.
     let octets = black_box(QUADS / 2);
     for (g, ((codes, scales), part)) in codes.iter().zip(scales).zip(parts).enumerate() {
+        prefetch(scales, block.len());
+        if MINIMA {
+            prefetch(&minima[g], block.len());
+        }
         let mut sums = start(part);
         for (j, codes) in codes.as_chunks::<64>().0.iter().take(octets).enumerate() {
             prefetch(codes, AHEAD);

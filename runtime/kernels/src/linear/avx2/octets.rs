@@ -336,28 +336,32 @@ fn one_token<const PLANES: usize, const WORDS: usize>(
             token.part(from + g, part);
         }
         for (block, y) in w.chunks_exact(Packing::W8.block_bytes(k)).zip(y.row_mut(0).chunks_mut(LANES)) {
-            let codes = &block[from * GROUP_BYTES..Packing::W8.payload_bytes(k)];
-            let scales = &block[Packing::W8.payload_bytes(k) + from * 2 * LANES..];
-            with_lanes(y, |lanes| block_times_token(codes, scales, parts, lanes));
+            with_lanes(y, |lanes| block_times_token(block, k, from, parts, lanes));
         }
     }
 }
 
-/// Adds some groups of one block times one token.
+/// Adds the groups of one block from `from` on, as many as there are parts, times one token.
+///
+/// Codes are asked for a fixed way ahead; scales, which every block has at its end, one block ahead.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn block_times_token<const WORDS: usize>(
-    codes: &[u8],
-    scales: &[u8],
+    block: &[u8],
+    k: usize,
+    from: usize,
     parts: &[Part<WORDS>],
     lanes: &mut [f32; LANES],
 ) {
+    let codes = &block[from * GROUP_BYTES..Packing::W8.payload_bytes(k)];
+    let scales = &block[Packing::W8.payload_bytes(k) + from * 2 * LANES..];
     let mut acc = cross(load_pair(lanes));
     let (codes, _) = codes.as_chunks::<GROUP_BYTES>();
     let (scales, _) = scales.as_chunks::<{ 2 * LANES }>();
     // A count that the compiler does not see keeps this a loop: unrolled, it holds all broadcasts at once and spills.
     let quads = black_box(QUADS);
     for ((codes, scales), part) in codes.iter().zip(scales).zip(parts) {
+        prefetch(scales, block.len());
         let mut sums = [[_mm256_setzero_si256(); 4]; WORDS];
         let mut of_codes = [_mm256_setzero_si256(); 2];
         for (q, codes) in codes.as_chunks::<64>().0.iter().take(quads).enumerate() {

@@ -1,0 +1,53 @@
+//! No step allocates: counted by the allocator of this test binary.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use support::{Fixture, Run, session};
+use waste::compile::CompileOptions;
+use waste_runtime::Token;
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call is passed on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's contract is ours.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn no_step_allocates() {
+    for name in ["gpt2-rand-f32", "llama-rand-gqa-untied-f32"] {
+        let fixture = Fixture::open(name);
+        let options = CompileOptions { ctx: Some(96), chunk: 16, ..CompileOptions::usual() };
+        let loaded = fixture.compile(&options);
+        for threads in [1, 2, 3] {
+            let mut session = session(&loaded, &Run { threads, ..Run::default() });
+            let prompt: Vec<Token> = (0..16).map(|id| Token { row: 0, id }).collect();
+            session.step(&prompt, &[15]).unwrap();
+            let before = ALLOCATIONS.load(Ordering::Relaxed);
+            session.step(&prompt, &[15]).unwrap();
+            for _ in 0..8 {
+                let id = session.next(0);
+                session.step(&[Token { row: 0, id }], &[0]).unwrap();
+            }
+            let found = ALLOCATIONS.load(Ordering::Relaxed) - before;
+            assert_eq!(found, 0, "{name} with {threads} threads");
+        }
+    }
+}

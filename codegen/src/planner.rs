@@ -174,7 +174,8 @@ fn thread_bytes(step: &waste_plan::schema::Step) -> u64 {
     let (rows, cols) = (u64::from(step.tile.rows), u64::from(step.tile.cols));
     let bytes = match step.kind {
         StepKind::LinearGlu { quant, .. } => {
-            let fx = quant.and_then(waste_plan::Math::act_dtype).and_then(|it| it.row_bytes(cols)).unwrap_or(0);
+            let fx =
+                quant.and_then(waste_plan::Math::act_dtype).and_then(|it| it.row_bytes(cols)).unwrap_or(0);
             2 * rows * cols * 4 + (cols * 4).next_multiple_of(64) + fx
         }
         StepKind::Linear { residual: true, .. } => rows * cols * 4,

@@ -11,6 +11,8 @@ mod mutate;
 mod shadow;
 #[path = "checker/suite.rs"]
 mod suite;
+#[path = "checker/tiny.rs"]
+mod tiny;
 
 use ideal::{Call, Outcome};
 use suite::Case;
@@ -21,8 +23,8 @@ use waste_plan::schema::Plan;
 fn calls(plan: &Plan, program: usize) -> Vec<Call> {
     let it = &plan.programs[program];
     let (tokens, want) = (u64::from(it.tokens), u64::from(it.want));
-    let rows = if it.name == "decode" { tokens } else { 2 };
-    vec![Call { tokens, want, rows }, Call { tokens: tokens - 1, want: 1, rows }]
+    let rows = if it.name == "decode" { tokens } else { u64::from(plan.options.batch.min(2)) };
+    vec![Call { tokens, want, rows }, Call { tokens: (tokens - 1).max(1), want: 1, rows }]
 }
 
 /// What each program leaves behind, for each call.
@@ -41,7 +43,8 @@ fn harm(plan: &Plan, valid: Option<&Plan>, outcomes: &[Vec<(Call, Outcome)>]) ->
         return Some(harm);
     }
     let weights = shadow::weight_tags(plan);
-    let same = valid.filter(|it| Plan { programs: vec![], ..(*it).clone() } == Plan { programs: vec![], ..plan.clone() });
+    let same = valid
+        .filter(|it| Plan { programs: vec![], ..(*it).clone() } == Plan { programs: vec![], ..plan.clone() });
     for (i, (program, outcomes)) in plan.programs.iter().zip(outcomes).enumerate() {
         if same.is_some_and(|it| it.programs[i] == *program) {
             continue;
@@ -87,6 +90,10 @@ const N_MUTANTS: usize = 1000;
 
 /// Every mutant that does harm is refused; of the harmless ones at most 1 % are, and those are listed.
 #[test]
+#[allow(
+    clippy::print_stderr,
+    reason = "the refused harmless mutants are listed for the reader of the test's output"
+)]
 fn harmful_mutants_are_refused() {
     let cases = suite::cases(N_CASES);
     let outcomes: Vec<_> = cases.iter().map(outcomes).collect();
@@ -113,9 +120,55 @@ fn harmful_mutants_are_refused() {
         }
     }
     let n_quiet = n_harmless + refused.len();
-    eprintln!("{n_harmful} harmful mutants, all refused; {n_quiet} harmless, refused of them {}:", refused.len());
+    eprintln!(
+        "{n_harmful} harmful mutants, all refused; {n_quiet} harmless, refused of them {}:",
+        refused.len()
+    );
     refused.iter().for_each(|it| eprintln!("  {it}"));
     assert!(missed.is_empty(), "harm that the checker did not see:\n  {}", missed.join("\n  "));
-    assert!(n_harmful >= 400 && n_quiet >= 100, "{n_harmful} harmful and {n_quiet} harmless mutants say too little");
+    assert!(
+        n_harmful >= 400 && n_quiet >= 100,
+        "{n_harmful} harmful and {n_quiet} harmless mutants say too little"
+    );
     assert!(refused.len() * 100 <= n_quiet, "{} of {n_quiet} harmless mutants refused", refused.len());
+}
+
+/// The hand-written plan of the ground floor's tests computes the tiny module, and the shadow agrees.
+#[test]
+fn the_hand_written_plan_is_right() {
+    let module = tiny::module();
+    let plan = waste_plan::text::parse(include_str!("../../runtime/plan/testdata/tiny.plan.txt")).unwrap();
+    let report = waste_codegen::check::check(&verify(&module).unwrap(), &plan)
+        .unwrap_or_else(|errors| panic!("{}", lines(&errors)));
+    assert_eq!((report.lower_bound, report.peak), (7680, plan.memory.peak()));
+    assert_eq!(report.programs.iter().map(|it| it.barriers).collect::<Vec<_>>(), [11, 11]);
+    let case = Case { module, plan };
+    assert_eq!(harm(&case.plan, None, &outcomes(&case)), None);
+}
+
+/// Each `tests/filetests/check/*.plan.txt` is that plan, broken by hand: its `; error:` comments,
+/// which stand before the offending lines, are all errors.
+#[test]
+fn broken_plans_are_refused_with_these_words() {
+    let module = tiny::module();
+    let verified = verify(&module).unwrap();
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/filetests/check");
+    let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|it| it.unwrap().path()).collect();
+    paths.sort();
+    assert!(paths.len() >= 12, "only {} broken plans", paths.len());
+    let mut failures = Vec::new();
+    for path in paths {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let mut expected: Vec<&str> =
+            text.lines().filter_map(|it| it.split_once("; error: ")).map(|it| it.1).collect();
+        let plan = waste_plan::text::parse(&text).unwrap();
+        let errors = waste_codegen::check::check(&verified, &plan).err().unwrap_or_default();
+        let mut found: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        found.sort();
+        expected.sort_unstable();
+        if found != expected || expected.is_empty() {
+            failures.push(format!("{}\n  found {found:#?}\n  expected {expected:#?}", path.display()));
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }

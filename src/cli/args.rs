@@ -12,6 +12,16 @@ use waste_runtime::Isa;
 /// What a model is compiled for.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ShapeArgs {
+    #[command(flatten)]
+    sizes: SizeArgs,
+    /// Exactly these optional passes
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    passes: Option<Vec<String>>,
+}
+
+/// [`ShapeArgs`] for a verb to which `--passes` means something else.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct SizeArgs {
     /// What to compile for: cpu, which means any CPU
     #[arg(long, value_name = "TARGET", default_value = "cpu", value_parser = ["cpu"])]
     pub(crate) target: String,
@@ -27,9 +37,6 @@ pub(crate) struct ShapeArgs {
     /// Arithmetic of linears over integer weights: fixed24, fixed16, fixed8 or f32
     #[arg(long, value_name = "MATH", default_value = "fixed24", value_parser = parse_math)]
     pub(crate) math: Math,
-    /// Exactly these optional passes
-    #[arg(long, value_name = "A,B", value_delimiter = ',')]
-    pub(crate) passes: Option<Vec<String>>,
     /// Not these optional passes
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     pub(crate) disable_pass: Vec<String>,
@@ -55,6 +62,13 @@ pub(crate) struct LimitArgs {
 impl ShapeArgs {
     /// The options of the compiler, for `rows` prompts where no batch is given.
     pub(crate) fn options(&self, limits: &LimitArgs, rows: u32) -> CompileOptions {
+        CompileOptions { only: self.passes.clone(), ..self.sizes.options(limits, rows) }
+    }
+}
+
+impl SizeArgs {
+    /// As [`ShapeArgs::options`], with all optional passes.
+    pub(crate) fn options(&self, limits: &LimitArgs, rows: u32) -> CompileOptions {
         CompileOptions {
             ctx: self.ctx,
             batch: self.batch.unwrap_or(rows),
@@ -62,7 +76,7 @@ impl ShapeArgs {
             want: None,
             kv: self.kv,
             math: self.math,
-            only: self.passes.clone(),
+            only: None,
             disabled: self.disable_pass.clone(),
             rewrite_limit: self.rewrite_limit,
             max_mem: limits.max_mem.map(|it| it.0),

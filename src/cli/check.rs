@@ -46,8 +46,13 @@ fn prove(loaded: &LoadedPlan, cx: &Cx) -> Result<(), CliError> {
     if loaded.ir().is_empty() {
         return cx.print("not proved: the plan holds no graphs\n");
     }
-    let module = parse_module(loaded.ir())
+    let mut module = parse_module(loaded.ir())
         .map_err(|err| CliError::Difference(format!("section 'ir' does not parse: {err}")))?;
+    // A plan names its sources as seen from its own folder, the graphs as they were named at compile: which files they
+    // are is told by length and hash.
+    for (decl, source) in module.sources.values_mut().zip(&loaded.plan().sources) {
+        decl.path.clone_from(&source.path);
+    }
     let verified = verify(&module).map_err(|errors| {
         let first = errors.first().map_or_else(String::new, ToString::to_string);
         CliError::Difference(format!("section 'ir' does not verify: {first}"))
@@ -63,7 +68,7 @@ fn prove(loaded: &LoadedPlan, cx: &Cx) -> Result<(), CliError> {
             for err in errors.iter().take(MOST_SHOWN) {
                 cx.print(&format!("{err}\n"))?;
             }
-            Err(CliError::Difference(format!("the plan is not what its graphs say: {} differences", errors.len())))
+            Err(CliError::Difference(format!("the plan is not what its graphs say; differences: {}", errors.len())))
         }
     }
 }

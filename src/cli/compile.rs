@@ -7,7 +7,7 @@ use clap::Args;
 use waste::compile::{CompileOptions, Compiled, compile, compile_text};
 use waste::formats::grouped;
 use waste_ir::print_module;
-use waste_passes::{Event, PipelineOptions, pipeline};
+use waste_passes::{Event, PassError, PipelineOptions, pipeline};
 use waste_plan::schema::Plan;
 
 use super::args::{LimitArgs, ShapeArgs, read_text};
@@ -108,7 +108,7 @@ fn check_pass_names(args: &CompileArgs, options: &CompileOptions) -> Result<(), 
         rewrite_limit: None,
         verify: false,
     };
-    let usage = |err: waste_passes::PassError| CliError::Usage(err.to_string());
+    let usage = |err: PassError| CliError::Usage(err.to_string());
     let entries = pipeline(&every).map_err(usage)?;
     for name in &args.print_ir_after {
         waste_passes::pipeline::find(&entries, name).map_err(usage)?;

@@ -61,7 +61,6 @@ pub(crate) struct Interrupt {
 
 #[derive(Debug, Default)]
 struct Shared {
-    is_hit: AtomicBool,
     /// The flags of the sessions to cancel.
     flags: Mutex<Vec<Arc<AtomicBool>>>,
 }
@@ -83,15 +82,10 @@ impl Interrupt {
         ctrlc::set_handler(move || shared.hit()).map_err(|err| CliError::Input(format!("Ctrl-C: {err}")))
     }
 
-    /// Whether an interrupt came.
-    pub(crate) fn is_hit(&self) -> bool {
-        self.shared.is_hit.load(Ordering::Relaxed)
-    }
 }
 
 impl Shared {
     fn hit(&self) {
-        self.is_hit.store(true, Ordering::Relaxed);
         let flags = self.flags.lock().unwrap_or_else(PoisonError::into_inner);
         flags.iter().for_each(|it| it.store(true, Ordering::Relaxed));
     }
@@ -106,8 +100,7 @@ mod tests {
         let interrupt = Interrupt::default();
         let flags = [Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false))];
         interrupt.shared.flags.lock().expect("not poisoned").extend(flags.iter().cloned());
-        assert!(!interrupt.is_hit());
         interrupt.shared.hit();
-        assert!(interrupt.is_hit() && flags.iter().all(|it| it.load(Ordering::Relaxed)));
+        assert!(flags.iter().all(|it| it.load(Ordering::Relaxed)));
     }
 }

@@ -6,7 +6,7 @@ use waste_ir::{Module, parse_module, print_module};
 use waste_passes::Event;
 use waste_runtime::LoadedPlan;
 
-use super::args::{LimitArgs, ShapeArgs, TargetArg};
+use super::args::{LimitArgs, SizeArgs, TargetArg};
 use super::cx::Cx;
 use super::dot;
 use super::error::CliError;
@@ -27,7 +27,7 @@ pub(crate) struct DumpArgs {
     #[arg(long, conflicts_with_all = ["dot", "stage"])]
     passes: bool,
     #[command(flatten)]
-    shape: ShapeArgs,
+    sizes: SizeArgs,
     #[command(flatten)]
     limits: LimitArgs,
 }
@@ -44,7 +44,7 @@ pub(crate) fn run(args: &DumpArgs, cx: &Cx) -> Result<(), CliError> {
         (true, true) => Shown::Text(pass_report(&open::open_plan(&args.target.target)?)),
         (true, false) => of_plan(&open::open_plan(&args.target.target)?, stage(args, "final"))?,
         (false, true) => {
-            let options = args.shape.options(&args.limits, 1);
+            let options = args.sizes.options(&args.limits, 1);
             Shown::Text(open::compile_model(&args.target.target, &options, cx)?.report.table(false))
         }
         (false, false) => of_model(args, stage(args, "import"), cx)?,
@@ -84,7 +84,7 @@ fn pass_report(loaded: &LoadedPlan) -> String {
 
 fn of_model(args: &DumpArgs, stage: &str, cx: &Cx) -> Result<Shown, CliError> {
     let files = open::open_model(&args.target.target, cx)?;
-    let options = args.shape.options(&args.limits, 1);
+    let options = args.sizes.options(&args.limits, 1);
     if stage == "import" {
         return Ok(Shown::Module(Box::new(import_module(&files, &options)?)));
     }

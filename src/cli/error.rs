@@ -73,10 +73,19 @@ impl CliError {
             Self::Output(err) if err.kind() == std::io::ErrorKind::BrokenPipe => 0,
             Self::Usage(_) => 2,
             Self::Difference(_) => 3,
-            Self::Interrupted => 130,
+            _ if self.is_interrupt() => 130,
             _ if self.is_memory() => 4,
             _ => 1,
         }
+    }
+
+    fn is_interrupt(&self) -> bool {
+        matches!(
+            self,
+            Self::Interrupted
+                | Self::Runtime(RuntimeError::Cancelled)
+                | Self::Generate(GenerateError::Runtime(RuntimeError::Cancelled))
+        )
     }
 
     fn is_memory(&self) -> bool {
@@ -91,7 +100,7 @@ impl CliError {
 
     /// Ends the program: prints the line, if there is anything to say, and gives the code.
     pub(crate) fn report(&self) -> ExitCode {
-        let is_silent = self.code() == 0 || matches!(self, Self::Interrupted);
+        let is_silent = self.code() == 0 || self.is_interrupt();
         if !is_silent {
             super::cx::complain(&format!("waste: {}", chain(self)));
         }
@@ -143,7 +152,8 @@ mod tests {
             (CliError::Runtime(memory()), 4),
             (CliError::Compile(CompileError::Runtime(memory())), 4),
             (CliError::Generate(GenerateError::Runtime(memory())), 4),
-            (CliError::Runtime(RuntimeError::Cancelled), 1),
+            (CliError::Runtime(RuntimeError::Cancelled), 130),
+            (CliError::Runtime(RuntimeError::Panicked), 1),
         ];
         for (err, code) in cases {
             assert_eq!(err.code(), code, "{err:?}");

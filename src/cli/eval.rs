@@ -96,7 +96,7 @@ fn write_logits(args: &EvalArgs, tokens: &Path, out: &Path, cx: &Cx) -> Result<(
     let mut npy = NpyWriter::new(file, u64::from(positions), cols).map_err(io)?;
     let progress = cx.progress("logits", args.quiet);
     let row_bytes = cols as u64 * 4;
-    for_each_row(&mut session, &ids, &mut |at, logits| {
+    for_each_row(&mut session, &ids, |at, logits| {
         progress.update((at as u64 + 1) * row_bytes, u64::from(positions) * row_bytes);
         npy.row(logits).map_err(io)
     })?;
@@ -123,7 +123,7 @@ fn score_text(args: &EvalArgs, file: &Path, cx: &Cx) -> Result<(), CliError> {
         let from = usize::try_from(inputs).expect("an index of `ids`");
         let targets = &ids[from + 1..=from + window];
         session.truncate(0, 0);
-        for_each_row(&mut session, &ids[from..from + window], &mut |at, logits| {
+        for_each_row(&mut session, &ids[from..from + window], |at, logits| {
             likelihood.add(logits, targets[at]);
             Ok(())
         })?;
@@ -157,7 +157,7 @@ fn windows(ids: &[u32], asked: Option<u32>, plan: &Plan) -> Result<Option<Window
 fn for_each_row(
     session: &mut Session,
     ids: &[u32],
-    f: &mut dyn FnMut(usize, &[f32]) -> Result<(), CliError>,
+    mut f: impl FnMut(usize, &[f32]) -> Result<(), CliError>,
 ) -> Result<(), CliError> {
     let options = &session.plan().options;
     let step = options.chunk.min(options.want).max(1) as usize;

@@ -68,6 +68,9 @@ pub(crate) fn execute(
     cx: &Cx,
 ) -> Result<(), CliError> {
     let tokenizer = open::tokenizer(loaded)?;
+    if tokenizer.is_none() && !args.sampling.stop.is_empty() {
+        return Err(CliError::Input("the model has no tokenizer: --stop compares text".into()));
+    }
     let sampling = args.sampling.options();
     let prompts: Vec<Prompt> =
         given.iter().map(|it| it.prompt(tokenizer.as_ref(), sampling)).collect::<Result<_, _>>()?;

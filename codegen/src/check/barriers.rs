@@ -35,7 +35,8 @@ pub(super) fn check(plan: &Plan, program: &Program, errors: &mut Vec<CheckError>
         for operand in &it.reads {
             let Some((space, runs)) = bytes(plan, program, operand) else { continue };
             let seen = &mut spaces[index(space)];
-            errors.extend(seen.writes.overlapping(&runs).map(|(_, _, other)| race("reads", *other, "writes")));
+            errors
+                .extend(seen.writes.overlapping(&runs).map(|(_, _, other)| race("reads", *other, "writes")));
             seen.reads.insert(runs, step);
         }
         for operand in &it.writes {
@@ -43,7 +44,8 @@ pub(super) fn check(plan: &Plan, program: &Program, errors: &mut Vec<CheckError>
             let seen = &mut spaces[index(space)];
             let readers = seen.reads.overlapping(&runs).filter(|it| *it.2 != step);
             errors.extend(readers.map(|(_, _, other)| race("writes", *other, "reads")));
-            errors.extend(seen.writes.overlapping(&runs).map(|(_, _, other)| race("writes", *other, "writes")));
+            errors
+                .extend(seen.writes.overlapping(&runs).map(|(_, _, other)| race("writes", *other, "writes")));
             seen.writes.insert(runs, step);
         }
     }

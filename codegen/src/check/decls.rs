@@ -20,15 +20,18 @@ pub(super) struct Decls<'a> {
 
 /// Compares all that does not depend on a program.
 pub(super) fn check<'a>(module: &'a Module, plan: &'a Plan, errors: &mut Vec<CheckError>) -> Decls<'a> {
-    let add = |errors: &mut Vec<CheckError>, it: Result<(), Fault>| errors.extend(it.err().map(CheckError::plan));
+    let add =
+        |errors: &mut Vec<CheckError>, it: Result<(), Fault>| errors.extend(it.err().map(CheckError::plan));
     let info = (&module.info.name, &module.info.arch, module.info.ctx_trained, module.info.vocab);
     let model = (&plan.model.name, &plan.model.arch, plan.model.ctx_trained, plan.model.vocab);
     add(errors, same("model", &model, &info));
     let sources: Vec<_> = plan.sources.iter().map(|it| (&it.path, it.bytes, &it.header_sha256)).collect();
-    let declared: Vec<_> = module.sources.values().map(|it| (&it.path, it.bytes, &it.header_sha256)).collect();
+    let declared: Vec<_> =
+        module.sources.values().map(|it| (&it.path, it.bytes, &it.header_sha256)).collect();
     add(errors, same("sources", &sources, &declared));
 
-    let by_name: HashMap<&str, u32> = plan.states.iter().zip(0..).map(|(it, i)| (it.name.as_str(), i)).collect();
+    let by_name: HashMap<&str, u32> =
+        plan.states.iter().zip(0..).map(|(it, i)| (it.name.as_str(), i)).collect();
     let mut states = HashMap::new();
     for (id, decl) in module.states.iter() {
         let Some(&i) = by_name.get(decl.name.as_str()) else {

@@ -82,7 +82,8 @@ fn buffers(trace: &Trace) -> Vec<Buffer> {
         index.insert(value, own.len());
         own.push(Buffer { value, start: runs.start(), end: runs.end(), first: step, last: step });
         // An in-place chain hangs below its first value, so roots are one step away.
-        let root = it.over.filter(|over| index.contains_key(over)).and_then(|over| parent.get(&over).copied());
+        let root =
+            it.over.filter(|over| index.contains_key(over)).and_then(|over| parent.get(&over).copied());
         parent.insert(value, root.unwrap_or(value));
     }
     let mut joined: BTreeMap<ValueId, Buffer> = BTreeMap::new();

@@ -71,8 +71,9 @@ pub struct ProgramReport {
 /// All faults, in order of the plan.
 pub fn check(verified: &Verified<'_>, plan: &Plan) -> Result<CheckReport, Vec<CheckError>> {
     let module = verified.module();
-    waste_plan::validate::validate(plan)
-        .map_err(|errors| errors.into_iter().map(|it| CheckError::plan(Fault::Invalid(it))).collect::<Vec<_>>())?;
+    waste_plan::validate::validate(plan).map_err(|errors| {
+        errors.into_iter().map(|it| CheckError::plan(Fault::Invalid(it))).collect::<Vec<_>>()
+    })?;
     let mut errors = Vec::new();
     let decls = decls::check(module, plan, &mut errors);
     let mut programs = Vec::new();

@@ -93,7 +93,11 @@ fn through(op: &Op, at: Operand) -> Option<Operand> {
             }
             let fold = |n: u32| {
                 let elems = u64::from(n) * u64::from(at.cols);
-                if elems.is_multiple_of(cols.into()) { u32::try_from(elems / u64::from(cols)).ok() } else { None }
+                if elems.is_multiple_of(cols.into()) {
+                    u32::try_from(elems / u64::from(cols)).ok()
+                } else {
+                    None
+                }
             };
             let rows = match at.rows {
                 Rows::Fixed(n) => Rows::Fixed(fold(n)?),

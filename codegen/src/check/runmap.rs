@@ -47,7 +47,10 @@ impl<T> RunMap<T> {
     }
 
     /// The entries that share a byte with `runs`, by first byte. None begins more than the longest entry before it.
-    pub(super) fn overlapping<'a>(&'a self, runs: &'a Runs) -> impl Iterator<Item = (EntryKey, &'a Runs, &'a T)> {
+    pub(super) fn overlapping<'a>(
+        &'a self,
+        runs: &'a Runs,
+    ) -> impl Iterator<Item = (EntryKey, &'a Runs, &'a T)> {
         let first = (runs.start().saturating_sub(self.longest), 0);
         let near = self.entries.range(first..(runs.end(), 0));
         near.filter(|(_, (it, _))| it.overlaps(runs)).map(|(key, (it, payload))| (*key, it, payload))

@@ -34,7 +34,12 @@ pub(super) struct Traced {
 }
 
 /// Walks `program`, which claims to compute `graph`.
-pub(super) fn walk(decls: &Decls<'_>, graph: &Graph, program: &Program, errors: &mut Vec<CheckError>) -> Trace {
+pub(super) fn walk(
+    decls: &Decls<'_>,
+    graph: &Graph,
+    program: &Program,
+    errors: &mut Vec<CheckError>,
+) -> Trace {
     let mut walk = Walk::new(decls, graph, program, errors);
     walk.sizes();
     walk.inputs();
@@ -87,7 +92,12 @@ struct Walk<'a, 'e> {
 }
 
 impl<'a, 'e> Walk<'a, 'e> {
-    fn new(decls: &'a Decls<'a>, graph: &'a Graph, program: &'a Program, errors: &'e mut Vec<CheckError>) -> Self {
+    fn new(
+        decls: &'a Decls<'a>,
+        graph: &'a Graph,
+        program: &'a Program,
+        errors: &'e mut Vec<CheckError>,
+    ) -> Self {
         Self {
             decls,
             graph,
@@ -109,10 +119,18 @@ impl<'a, 'e> Walk<'a, 'e> {
         self.errors.push(CheckError::program(&self.program.name, fault));
     }
 
+    /// Reports a fault of a step whose result is recorded all the same, so that one fault shows once.
+    fn step_fault(&mut self, step: usize, checked: Result<(), Fault>) {
+        self.errors.extend(checked.err().map(|it| CheckError::step(&self.program.name, step, it)));
+    }
+
     /// The program's T and R are the largest values of the graph's symbols.
     fn sizes(&mut self) {
         let syms = &self.decls.module.syms;
-        let pairs = [("tokens", self.program.tokens, self.symbols.tokens), ("want", self.program.want, self.symbols.want)];
+        let pairs = [
+            ("tokens", self.program.tokens, self.symbols.tokens),
+            ("want", self.program.want, self.symbols.want),
+        ];
         for (what, found, sym) in pairs {
             let most = sym.and_then(|it| syms.get(it)).map(|it| it.hi);
             if let Err(fault) = most.map_or(Ok(()), |most| same(what, &found, &most)) {
@@ -166,15 +184,13 @@ impl<'a, 'e> Walk<'a, 'e> {
         }
         let data = &self.graph.ops[op];
         let kind = kinds::expected(self.graph, data).ok_or(Fault::NoStep { op: step.op })?;
-        same("kind", &step.kind, &kind)?;
+        self.step_fault(i, same("kind", &step.kind, &kind));
         let is_append = matches!(data.op, Op::KvAppend {});
         let reads: Vec<ValueId> = data.uses().skip(usize::from(is_append)).collect();
         same("number of reads", &step.reads.len(), &reads.len())?;
         for (slot, (value, operand)) in reads.iter().zip(&step.reads).enumerate() {
-            // The result is recorded all the same, so that one fault is reported once.
-            if let Err(fault) = self.read(*value, operand, &format!("read {slot}")) {
-                self.errors.push(CheckError::step(&self.program.name, i, fault));
-            }
+            let read = self.read(*value, operand, &format!("read {slot}"));
+            self.step_fault(i, read);
         }
         let (Some(&result), Some(operand)) = (data.results.first(), step.writes.first()) else {
             return Err(Fault::NoStep { op: step.op });
@@ -214,7 +230,8 @@ impl<'a, 'e> Walk<'a, 'e> {
             return self.current(value, state);
         }
         let home = base(self.graph, value);
-        let Home { operand: written, space, key } = *self.homes.get(&home).ok_or(Fault::UnknownValue { value: home })?;
+        let Home { operand: written, space, key } =
+            *self.homes.get(&home).ok_or(Fault::UnknownValue { value: home })?;
         same(what, &Some(*operand), &expected(self.graph, value, written))?;
         self.intact(home, space, key, operand)
     }
@@ -239,7 +256,8 @@ impl<'a, 'e> Walk<'a, 'e> {
         match found {
             Some(found) if found == value => Ok(()),
             Some(found) => {
-                let name = state.and_then(|it| self.decls.plan.states.get(it as usize)).map(|it| it.name.clone());
+                let name =
+                    state.and_then(|it| self.decls.plan.states.get(it as usize)).map(|it| it.name.clone());
                 Err(Fault::WrongVersion { state: name.unwrap_or_default(), wanted: value, found })
             }
             None => Err(Fault::UnknownValue { value }),

@@ -66,7 +66,8 @@ pub(crate) fn run(module: &Module, graph: &Graph, call: Call) -> Outcome {
     for (value, data) in graph.values.iter() {
         if let Def::State(id) = data.def {
             let decl = &module.states[id];
-            let [b, s, heads, _] = decl.ty.shape.dims().iter().map(|it| it.known().unwrap()).collect::<Vec<_>>()[..]
+            let [b, s, heads, _] =
+                decl.ty.shape.dims().iter().map(|it| it.known().unwrap()).collect::<Vec<_>>()[..]
             else {
                 unreachable!("states have four dimensions")
             };
@@ -107,7 +108,9 @@ impl Ideal<'_> {
         let tokens = self.graph.input("token").map(|it| self.graph.ty(it).shape.dims()[0]);
         match (dim, tokens) {
             (Dim::Const(n), _) => u64::from(n),
-            (Dim::Scaled { sym, mul }, Some(Dim::Scaled { sym: t, .. })) if sym == t => u64::from(mul) * self.call.tokens,
+            (Dim::Scaled { sym, mul }, Some(Dim::Scaled { sym: t, .. })) if sym == t => {
+                u64::from(mul) * self.call.tokens
+            }
             (Dim::Scaled { mul, .. }, _) => u64::from(mul) * self.call.want,
         }
     }
@@ -134,7 +137,8 @@ impl Ideal<'_> {
                 for t in 0..x.ideal.call.tokens {
                     let at = x.number(1, t) * s + x.number(2, t);
                     for head in 0..heads {
-                        cache[usize::try_from(at * heads + head).unwrap()] = element(&kernel, &mut x, t, head);
+                        cache[usize::try_from(at * heads + head).unwrap()] =
+                            element(&kernel, &mut x, t, head);
                     }
                 }
                 self.caches.insert(result, cache);
@@ -176,7 +180,8 @@ struct IdealOperands<'i, 'a> {
 
 impl IdealOperands<'_, '_> {
     fn dims(&self, value: ValueId) -> [u64; 4] {
-        let dims: Vec<u64> = self.ideal.graph.ty(value).shape.dims().iter().map(|it| it.known().unwrap().into()).collect();
+        let dims: Vec<u64> =
+            self.ideal.graph.ty(value).shape.dims().iter().map(|it| it.known().unwrap().into()).collect();
         dims.try_into().unwrap()
     }
 }
@@ -203,7 +208,8 @@ impl Operands for IdealOperands<'_, '_> {
     fn cached(&mut self, slot: usize, row: u64, pos: u64, head: u64) -> u64 {
         let [_, s, heads, _] = self.dims(self.reads[slot]);
         let cache = &self.ideal.caches[&self.reads[slot]];
-        (0..=pos).fold(0, |hash, at| mix(hash, cache[usize::try_from((row * s + at) * heads + head).unwrap()]))
+        (0..=pos)
+            .fold(0, |hash, at| mix(hash, cache[usize::try_from((row * s + at) * heads + head).unwrap()]))
     }
     fn heads(&self, slot: usize) -> u64 {
         self.dims(self.reads[slot])[2]

@@ -165,7 +165,11 @@ impl Kernel {
             StepKind::KvAppend => Self { head: y_cols, ..Self::new(Append, "append") },
             StepKind::Attention { scale, heads } => {
                 let heads = u64::from(*heads).max(1);
-                Self { head: (y_cols / heads).max(1), heads, ..Self::new(Attention, format!("attention {scale:e}")) }
+                Self {
+                    head: (y_cols / heads).max(1),
+                    heads,
+                    ..Self::new(Attention, format!("attention {scale:e}"))
+                }
             }
             StepKind::SelectRows => Self::new(Select, "select"),
             StepKind::Argmax => Self::new(Row, "argmax"),

@@ -23,9 +23,32 @@ impl Rng {
 
 /// The kinds of change, by name.
 pub(crate) const KINDS: &[&str] = &[
-    "nudge read", "nudge write", "drop barrier", "add barrier", "swap neighbours", "move step", "drop step", "twice",
-    "shrink scratch", "shrink io", "stride", "rows", "cols", "tile", "weight", "state", "attribute", "port", "move port",
-    "move weight", "move state", "move buffer", "swap offsets", "part", "packing", "tokens",
+    "nudge read",
+    "nudge write",
+    "drop barrier",
+    "add barrier",
+    "swap neighbours",
+    "move step",
+    "drop step",
+    "twice",
+    "shrink scratch",
+    "shrink io",
+    "stride",
+    "rows",
+    "cols",
+    "tile",
+    "weight",
+    "state",
+    "attribute",
+    "port",
+    "move port",
+    "move weight",
+    "move state",
+    "move buffer",
+    "swap offsets",
+    "part",
+    "packing",
+    "tokens",
 ];
 
 /// Changes `plan` by `kind`; says what was changed, or nothing if the plan has no place for it.
@@ -38,9 +61,8 @@ pub(crate) fn mutate(plan: &mut Plan, kind: &str, rng: &mut Rng) -> Option<Strin
             declaration(plan, kind, rng)?
         }
         "move buffer" | "swap offsets" => buffers(plan, program, kind, rng)?,
-        "drop barrier" | "add barrier" | "swap neighbours" | "move step" | "drop step" | "twice" | "tokens" => {
-            order(plan, program, at, kind, rng)?
-        }
+        "drop barrier" | "add barrier" | "swap neighbours" | "move step" | "drop step" | "twice"
+        | "tokens" => order(plan, program, at, kind, rng)?,
         _ => step(plan, program, at, kind, rng)?,
     };
     Some(format!("{name}: {what}"))
@@ -104,7 +126,10 @@ fn step(plan: &mut Plan, program: usize, at: usize, kind: &str, rng: &mut Rng) -
         let was = step.tile;
         let cols = step.writes[0].cols;
         step.tile.rows = u32::try_from(1 + rng.below(20)).unwrap();
-        let can_cut = matches!(step.kind, StepKind::Linear { .. } | StepKind::Add | StepKind::Mul | StepKind::Glu { .. });
+        let can_cut = matches!(
+            step.kind,
+            StepKind::Linear { .. } | StepKind::Add | StepKind::Mul | StepKind::Glu { .. }
+        );
         if can_cut && rng.below(2) == 0 {
             step.tile.cols = if rng.below(2) == 0 { cols } else { 16 * was.cols.div_ceil(32) };
         }
@@ -129,11 +154,23 @@ fn step(plan: &mut Plan, program: usize, at: usize, kind: &str, rng: &mut Rng) -
         }
         ("weight" | "state" | "port", _) | (_, Place::Weight(_) | Place::State(_)) => false,
         ("stride", _) => {
-            it.stride = rng.pick(&[it.stride + 4, it.stride + 64, it.stride * 2, it.stride - 4, it.stride.next_multiple_of(256)]);
+            it.stride = rng.pick(&[
+                it.stride + 4,
+                it.stride + 64,
+                it.stride * 2,
+                it.stride - 4,
+                it.stride.next_multiple_of(256),
+            ]);
             true
         }
         ("rows", _) => {
-            it.rows = rng.pick(&[Rows::Tokens(1), Rows::Tokens(2), Rows::Want(1), Rows::Fixed(1), Rows::Fixed(tokens)]);
+            it.rows = rng.pick(&[
+                Rows::Tokens(1),
+                Rows::Tokens(2),
+                Rows::Want(1),
+                Rows::Fixed(1),
+                Rows::Fixed(tokens),
+            ]);
             true
         }
         ("cols", _) => {
@@ -153,7 +190,9 @@ fn step(plan: &mut Plan, program: usize, at: usize, kind: &str, rng: &mut Rng) -
 fn attribute(kind: &mut StepKind, rng: &mut Rng) -> Option<String> {
     let was = format!("{kind:?}");
     match kind {
-        StepKind::Linear { act, .. } | StepKind::LinearGlu { act, .. } | StepKind::Glu { act } => *act = rng.pick(Act::ALL),
+        StepKind::Linear { act, .. } | StepKind::LinearGlu { act, .. } | StepKind::Glu { act } => {
+            *act = rng.pick(Act::ALL)
+        }
         StepKind::Unary { kind } => *kind = rng.pick(UnaryKind::ALL),
         StepKind::RmsNorm { eps, .. } | StepKind::LayerNorm { eps, .. } => *eps *= 1.5,
         StepKind::RopeAngles { freqs, .. } => {
@@ -166,7 +205,9 @@ fn attribute(kind: &mut StepKind, rng: &mut Rng) -> Option<String> {
         StepKind::Mul => *kind = StepKind::Add,
         StepKind::Argmax => *kind = StepKind::FiniteCheck,
         StepKind::FiniteCheck => *kind = StepKind::Argmax,
-        StepKind::Embed | StepKind::QuantAct { .. } | StepKind::KvAppend | StepKind::SelectRows => return None,
+        StepKind::Embed | StepKind::QuantAct { .. } | StepKind::KvAppend | StepKind::SelectRows => {
+            return None;
+        }
     }
     Some(format!("{was} → {kind:?}"))
 }

@@ -78,7 +78,11 @@ pub(crate) fn harm(
 pub(crate) fn misplaced(plan: &Plan) -> Option<String> {
     let port_bytes = |it: &Port| u64::from(it.rows) * u64::from(it.cols) * 4;
     let spaces = [
-        ("weights", plan.memory.weights, plan.weights.iter().map(|it| (it.offset, it.bytes)).collect::<Vec<_>>()),
+        (
+            "weights",
+            plan.memory.weights,
+            plan.weights.iter().map(|it| (it.offset, it.bytes)).collect::<Vec<_>>(),
+        ),
         ("states", plan.memory.states, plan.states.iter().map(|it| (it.offset, it.bytes)).collect()),
         ("ports", plan.memory.io, plan.ports.iter().map(|it| (it.offset, port_bytes(it))).collect()),
     ];
@@ -108,7 +112,9 @@ impl<'p> Shadow<'p> {
         for port in plan.ports.iter().filter(|it| it.name.is_input()) {
             let n = if port.name.name() == "want" { call.want } else { call.tokens };
             for i in 0..u64::from(port.rows) {
-                let Some(at) = usize::try_from(port.offset / 4 + i).ok().filter(|it| *it < io.len()) else { continue };
+                let Some(at) = usize::try_from(port.offset / 4 + i).ok().filter(|it| *it < io.len()) else {
+                    continue;
+                };
                 is_input[at] = true;
                 if i < n {
                     let tag = input_tag(port.name.name(), i);
@@ -163,7 +169,8 @@ impl<'p> Shadow<'p> {
             _ => return self.blame("writes where it may not"),
         };
         let unit = if y.dtype.fx().is_some() { 128 } else { 16 };
-        let is_whole = step.tile.cols >= y.cols || kernel.family == Family::Attention || kernel.family == Family::Rope;
+        let is_whole =
+            step.tile.cols >= y.cols || kernel.family == Family::Attention || kernel.family == Family::Rope;
         if !is_whole && !step.tile.cols.is_multiple_of(unit) {
             return self.blame("tiles that cut a group or a line of lanes");
         }
@@ -219,7 +226,13 @@ impl<'p> Shadow<'p> {
                 Place::State(id) => {
                     if let Some(at) = self.vector(id, sequence, pos, col) {
                         self.news += usize::from(self.caches[id as usize][at].tag != tag);
-                        touch_write(&mut self.caches[id as usize][at], tag, self.barriers, self.thread, &mut self.harm);
+                        touch_write(
+                            &mut self.caches[id as usize][at],
+                            tag,
+                            self.barriers,
+                            self.thread,
+                            &mut self.harm,
+                        );
                     }
                 }
                 Place::Scratch(_) | Place::Io(_) | Place::Weight(_) => self.write(y, row, col, tag),
@@ -255,7 +268,8 @@ impl<'p> Shadow<'p> {
         let unit = if is_io { &mut self.io[at] } else { &mut self.scratch[at] };
         self.news += usize::from(unit.tag != tag);
         if unit.reader.0 == self.element.0 && unit.reader != self.element {
-            self.harm.get_or_insert_with(|| "writes over what another element of the result is made of".into());
+            self.harm
+                .get_or_insert_with(|| "writes over what another element of the result is made of".into());
         }
         touch_write(unit, tag, self.barriers, self.thread, &mut self.harm);
     }
@@ -277,9 +291,12 @@ impl<'p> Shadow<'p> {
             }
             let rows = if kernel.family == Family::Select && slot == 0 { self.call.tokens } else { rows };
             let is_same_width = match kernel.family {
-                Family::Elementwise | Family::Select | Family::Rope => x.cols == y.cols || (slot == 1 && kernel.is_indexed()),
+                Family::Elementwise | Family::Select | Family::Rope => {
+                    x.cols == y.cols || (slot == 1 && kernel.is_indexed())
+                }
                 Family::Product => slot == 0 || x.cols == y.cols,
                 Family::Embed | Family::Angles => x.cols == 1,
+                Family::Append if slot == 0 => u64::from(x.cols) == u64::from(y.cols) * self.heads_of(y),
                 Family::Append | Family::Attention => slot == 0 || x.cols == 1,
                 Family::Row => true,
             };
@@ -287,6 +304,14 @@ impl<'p> Shadow<'p> {
             if self.rows(x.rows) != rows || !is_same_width || x.stride < row_bytes {
                 self.blame(format!("read {slot} has rows or columns that the kernel does not take"));
             }
+        }
+    }
+
+    /// Heads of the cache that an operand is.
+    fn heads_of(&self, it: &Operand) -> u64 {
+        match it.place {
+            Place::State(id) => self.plan.states.get(id as usize).map_or(1, |it| it.shape[2].into()),
+            Place::Scratch(_) | Place::Io(_) | Place::Weight(_) => 1,
         }
     }
 
@@ -416,10 +441,7 @@ impl Operands for ShadowOperands<'_, '_> {
         hash
     }
     fn heads(&self, slot: usize) -> u64 {
-        match self.step.reads.get(slot).map(|it| it.place) {
-            Some(Place::State(id)) => self.shadow.plan.states.get(id as usize).map_or(1, |it| it.shape[2].into()),
-            _ => 1,
-        }
+        self.step.reads.get(slot).map_or(1, |it| self.shadow.heads_of(it))
     }
     fn len(&self) -> usize {
         self.step.reads.len()
@@ -429,7 +451,8 @@ impl Operands for ShadowOperands<'_, '_> {
 /// A hash of what each weight is, in the words of the ideal executor.
 pub(crate) fn weight_tags(plan: &Plan) -> Vec<u64> {
     let tag = |it: &waste_plan::schema::Weight| {
-        let mut text = format!("{} {} {} {} {}", it.name, it.dtype.name(), it.rows, it.cols, it.packing.name());
+        let mut text =
+            format!("{} {} {} {} {}", it.name, it.dtype.name(), it.rows, it.cols, it.packing.name());
         for part in &it.parts {
             let (source, offset, stored) = (part.source, part.offset, part.stored.name());
             text.push_str(&format!(" {source} {offset} {stored} {} {}", part.rows, part.transposed));

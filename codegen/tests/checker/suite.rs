@@ -83,7 +83,8 @@ fn count_wanted(module: &mut Module) {
         let mut wanted: Vec<_> = graph.input("want").into_iter().collect();
         for op in graph.order.clone() {
             let data = &graph.ops[op];
-            let is_wanted = matches!(data.op, Op::SelectRows {}) || data.uses().any(|it| wanted.contains(&it));
+            let is_wanted =
+                matches!(data.op, Op::SelectRows {}) || data.uses().any(|it| wanted.contains(&it));
             if is_wanted {
                 wanted.extend(data.results.iter().copied());
             }

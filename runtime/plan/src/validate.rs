@@ -247,7 +247,10 @@ fn parts(plan: &Plan, it: &Weight) -> Checked {
         let bytes = part.stored.row_bytes(cols).and_then(|row| row.checked_mul(rows));
         let end = bytes.and_then(|it| it.checked_add(part.offset));
         ensure(end.is_some_and(|end| end <= source.bytes), || {
-            format!("{rows} × {cols} of {stored} at byte {} leave a source of {} bytes", part.offset, source.bytes)
+            format!(
+                "{rows} × {cols} of {stored} at byte {} leave a source of {} bytes",
+                part.offset, source.bytes
+            )
         })?;
         sum = sum.saturating_add(part.rows);
     }

@@ -55,7 +55,8 @@ impl<'p> Operands<'p> {
         match &self.step.kind {
             StepKind::Embed => {
                 let table = self.weight(1)?;
-                let is_known = table.packing == Packing::Plain || Packing::of(table.dtype) == Some(table.packing);
+                let is_known =
+                    table.packing == Packing::Plain || Packing::of(table.dtype) == Some(table.packing);
                 ensure(is_known, || format!("a table packed as {}", table.packing.name()))?;
                 let ids = if self.port(0, PortName::Pos).is_ok() {
                     u64::from(self.plan.options.ctx)

@@ -45,7 +45,7 @@ const CASES: &[(&str, &str, &str)] = &[
     ("@0[0x400]", "@1[0x400]", "weight 0: source 1 of 1"),
     ("@0[0x1880]", "@0[0x2000]", "weight 3: 32 × 32 of q8_0 at byte 8192 leave a source of 9216 bytes"),
     (":q8_0[32], ", ":q8_0[31], ", "weight 2: the parts have 63 rows, the weight 64"),
-    (":f32[1]", ":f32[31]", "weight 1: the parts have 31 elements, the weight 32"),
+    ("]:f32[32]", "]:f32[31]", "weight 1: the parts have 31 elements, the weight 32"),
     ("f32[1,64,1,16]", "f32[1,60,1,16]", "state 0: 60 positions, expected a multiple of 32"),
     ("f32[1,64,1,16]", "f32[1,32,1,16]", "state 0: 32 positions, the options say 64"),
     ("f32[1,64,1,16]", "f32[2,64,1,16]", "state 0: 2 rows, the options say 1"),

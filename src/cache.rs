@@ -90,7 +90,8 @@ impl Key {
 
 /// Every option that changes the plan. A new option is a compile error here until it is decided on.
 fn options_text(options: &CompileOptions) -> String {
-    let CompileOptions { ctx, batch, chunk, want, kv, math, only, disabled, rewrite_limit, max_mem: _ } = options;
+    let CompileOptions { ctx, batch, chunk, want, kv, math, only, disabled, rewrite_limit, max_mem: _ } =
+        options;
     format!(
         "ctx {ctx:?} batch {batch} chunk {chunk} want {want:?} kv {} math {} only {only:?} disabled {disabled:?} \
          rewrites {rewrite_limit:?}",
@@ -130,7 +131,8 @@ impl PlanCache {
     /// # Errors
     /// If the folder cannot be made.
     pub fn place(&self, key: &Key) -> Result<PathBuf, CacheError> {
-        fs::create_dir_all(&self.root).map_err(|source| CacheError::Io { path: self.root.clone(), source })?;
+        fs::create_dir_all(&self.root)
+            .map_err(|source| CacheError::Io { path: self.root.clone(), source })?;
         Ok(self.root.join(format!("{}.wplan", key.exact)))
     }
 

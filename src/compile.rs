@@ -177,7 +177,10 @@ pub fn import_module(files: &ModelFiles, options: &CompileOptions) -> Result<Mod
         None => trained_ctx(files)?.min(DEFAULT_CTX),
     };
     let want = options.want.unwrap_or(options.batch);
-    Ok(import(files, &ImportOptions { ctx, batch: options.batch, chunk: options.chunk, want, kv: options.kv })?)
+    Ok(import(
+        files,
+        &ImportOptions { ctx, batch: options.batch, chunk: options.chunk, want, kv: options.kv },
+    )?)
 }
 
 /// Compiles IR text, as `waste dump` prints it; paths of its sources are relative to `folder`.
@@ -299,7 +302,9 @@ fn stored_size(module: &Module) -> (u64, u64) {
     stored.fold((0, 0), |(params, bytes), it| {
         let elems: u64 = it.ty.shape.dims().iter().map(|dim| dim.upper(&module.syms)).product();
         let dtype = match it.init {
-            waste_ir::WeightInit::Stored { stored, .. } | waste_ir::WeightInit::Transposed { stored, .. } => stored,
+            waste_ir::WeightInit::Stored { stored, .. } | waste_ir::WeightInit::Transposed { stored, .. } => {
+                stored
+            }
             waste_ir::WeightInit::Concat(_) => it.ty.dtype,
         };
         (params + elems, bytes + dtype.row_bytes(elems).unwrap_or(0))
@@ -353,12 +358,17 @@ impl Compiled {
         let mut plan = self.plan.clone();
         let mut bytes = vec![0u8; usize::try_from(plan.memory.weights).unwrap_or(usize::MAX)];
         let mut crcs = vec![0; plan.weights.len()];
-        weights::for_each_packed::<std::convert::Infallible>(&plan, &self.sources, progress, |index, packed| {
-            let at = usize::try_from(plan.weights[index].offset).expect("weights fit in memory");
-            bytes[at..at + packed.len()].copy_from_slice(packed);
-            crcs[index] = crc32c(packed);
-            Ok(())
-        })
+        weights::for_each_packed::<std::convert::Infallible>(
+            &plan,
+            &self.sources,
+            progress,
+            |index, packed| {
+                let at = usize::try_from(plan.weights[index].offset).expect("weights fit in memory");
+                bytes[at..at + packed.len()].copy_from_slice(packed);
+                crcs[index] = crc32c(packed);
+                Ok(())
+            },
+        )
         .unwrap_or_else(|never| match never {});
         plan.weights.iter_mut().zip(crcs).for_each(|(weight, crc)| weight.crc32c = crc);
         Ok(LoadedPlan::from_parts(plan, &bytes, &self.ir, &self.text)?)

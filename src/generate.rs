@@ -180,7 +180,11 @@ pub fn generate(
 }
 
 /// Refuses what cannot run, and makes a row of each prompt.
-fn validate<'p>(session: &Session, prompts: &'p [Prompt], rules: &Rules) -> Result<Vec<Row<'p>>, GenerateError> {
+fn validate<'p>(
+    session: &Session,
+    prompts: &'p [Prompt],
+    rules: &Rules,
+) -> Result<Vec<Row<'p>>, GenerateError> {
     let vocab = session.plan().model.vocab;
     if let Some(&id) = rules.stop_ids.iter().chain(&rules.excluded).find(|it| **it >= vocab) {
         return Err(GenerateError::Id { id, vocab });

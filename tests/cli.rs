@@ -15,6 +15,9 @@ use serde_json::Value;
 /// A random Llama with float64 references.
 const MODEL: &str = "llama-rand-gqa-untied-f32";
 
+/// The id that ends its texts.
+const EOS: u64 = 257;
+
 fn model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models").join(MODEL)
 }
@@ -38,7 +41,8 @@ fn ids(value: &Value) -> Vec<u64> {
 fn references() -> Vec<(String, Vec<u64>)> {
     let oracle: Value = serde_json::from_slice(&std::fs::read(model().join("oracle.json")).unwrap()).unwrap();
     let row = |it: &Value| {
-        let sure = it["gaps"].as_array().unwrap().iter().take_while(|gap| gap.as_f64().unwrap() > 1e-4).count();
+        let sure =
+            it["gaps"].as_array().unwrap().iter().take_while(|gap| gap.as_f64().unwrap() > 1e-4).count();
         let prompt: Vec<String> = ids(&it["ids"]).iter().map(ToString::to_string).collect();
         (prompt.join(" "), ids(&it["greedy"])[..sure].to_vec())
     };
@@ -56,14 +60,22 @@ fn a_compiled_plan_continues_as_the_references_do() {
         flags.extend(["--tokens", prompt, "-n", budget]);
     }
     let value = exec(&scratch, &plan, &flags).ok().json();
+    let mut ended = 0;
     for (row, (_, greedy)) in value["prompts"].as_array().unwrap().iter().zip(&references) {
         assert!(greedy.len() > 8, "the reference is sure of {} ids only", greedy.len());
-        assert_eq!(&ids(&row["ids"]), greedy);
-        assert_eq!(row["stop"], "budget");
+        // The references go on after an end of text; a generation does not.
+        let end = greedy.iter().position(|id| *id == EOS);
+        assert_eq!(ids(&row["ids"]), greedy[..end.unwrap_or(greedy.len())]);
+        assert_eq!(row["stop"], if end.is_some() { "stop_id" } else { "budget" });
+        ended += usize::from(end.is_some());
     }
+    assert!((1..references.len()).contains(&ended), "both ways to end are seen");
     let text = exec(&scratch, &plan, &["--tokens", &references[0].0, "-n", "5", "-q"]).ok();
     let expected: Vec<String> = references[0].1[..5].iter().map(ToString::to_string).collect();
-    assert_eq!((text.stdout.as_str(), text.stderr.as_str()), (format!("{}\n", expected.join(" ")).as_str(), ""));
+    assert_eq!(
+        (text.stdout.as_str(), text.stderr.as_str()),
+        (format!("{}\n", expected.join(" ")).as_str(), "")
+    );
 }
 
 #[test]
@@ -101,7 +113,8 @@ fn one_hash_however_it_runs() {
     for threads in ["1", "2", "3"] {
         for chunk in ["1", "7", "64"] {
             for backend in ["cpu", "cpu:portable"] {
-                let how = ["--tokens", &a, "--tokens", b, "-t", threads, "--chunk", chunk, "--backend", backend];
+                let how =
+                    ["--tokens", &a, "--tokens", b, "-t", threads, "--chunk", chunk, "--backend", backend];
                 assert_eq!(hashes(&how), alone, "{how:?}");
             }
         }
@@ -118,7 +131,8 @@ fn a_full_context_is_no_error() {
     assert_eq!((row["stop"].as_str(), ids(&row["ids"]).len()), (Some("context_full"), 30));
     assert!(done.stderr.contains("context of 32 positions is full"), "{}", done.stderr);
     let long: Vec<String> = (0..33).map(|it| it.to_string()).collect();
-    exec(&scratch, &plan, &["--tokens", &long.join(" "), "-n", "0"]).fails(1, "prompt 1: 33 tokens, the plan has 32");
+    exec(&scratch, &plan, &["--tokens", &long.join(" "), "-n", "0"])
+        .fails(1, "prompt 1: 33 tokens, the plan has 32");
 }
 
 #[test]
@@ -174,7 +188,8 @@ fn dumped_text_compiles_to_the_same_plan() {
     let text = Waste::new(&scratch).arg("dump").arg(model()).run().ok().stdout;
     let again = scratch.path().join("again.wplan");
     Waste::new(&scratch).args(["compile", "-", "-o"]).arg(&again).stdin(&text).run().ok();
-    let shown = |path: &Path| Waste::new(&scratch).arg("dump").arg(path).args(["--stage", "plan"]).run().ok().stdout;
+    let shown =
+        |path: &Path| Waste::new(&scratch).arg("dump").arg(path).args(["--stage", "plan"]).run().ok().stdout;
     assert_eq!(shown(&again), shown(&plan));
     let tokens = ["--tokens", "5 6 7", "-n", "4", "-q", "--hash"];
     let (first, second) = (exec(&scratch, &plan, &tokens).ok(), exec(&scratch, &again, &tokens).ok());
@@ -196,7 +211,12 @@ fn every_stage_can_be_dumped() {
     let passes = dump(&model(), &["--passes"]);
     assert!(passes.contains("fuse-epilogue") && passes.contains("rewrites"), "{passes}");
     assert_eq!(dump(&plan, &["--passes"]), passes);
-    let printed = Waste::new(&scratch).arg("compile").arg(model()).args(["--print-ir-after=cse", "--timing"]).run().ok();
+    let printed = Waste::new(&scratch)
+        .arg("compile")
+        .arg(model())
+        .args(["--print-ir-after=cse", "--timing"])
+        .run()
+        .ok();
     assert_eq!(printed.stderr.matches("; after cse").count(), 2, "cse runs twice");
     assert!(printed.stderr.contains("stage") && printed.stdout.is_empty());
 }
@@ -205,9 +225,8 @@ fn every_stage_can_be_dumped() {
 fn a_plan_states_its_memory_and_proves_itself() {
     let scratch = Scratch::new("cli-plan");
     let plan = compile(&scratch, &[]);
-    let show = |target: &Path| {
-        Waste::new(&scratch).arg("plan").arg(target).args(["-o", "json"]).run().ok().json()
-    };
+    let show =
+        |target: &Path| Waste::new(&scratch).arg("plan").arg(target).args(["-o", "json"]).run().ok().json();
     let value = show(&plan);
     assert_eq!(value, show(&model()));
     let bytes = |name: &str| value[format!("{name}_bytes")].as_u64().unwrap();
@@ -267,13 +286,20 @@ fn text_streams_and_ends_before_a_stop_string() {
     let run = |flags: &[&str], stdin: &str| {
         Waste::new(&scratch).arg("run").arg(&folder).args(flags).stdin(stdin).run().ok()
     };
-    let json = |flags: &[&str]| run(&[flags, &["-o", "json", "-q"]].concat(), "").json();
+    let json = |flags: &[&str]| run(&[flags, &["-o", "json", "-q", "--ignore-eos"]].concat(), "").json();
     let whole = json(&["-p", "ab", "-n", "24"]);
     let text = whole["prompts"][0]["text"].as_str().unwrap().to_owned();
     assert_eq!(ids(&whole["prompts"][0]["prompt_ids"]), [97, 98]);
-    assert_eq!(run(&["-p", "ab", "-n", "24", "-q"], "").stdout.trim_end_matches('\n'), text.trim_end_matches('\n'));
-    assert_eq!(run(&["-p", "-", "-n", "24", "-o", "json", "-q"], "ab").json()["prompts"], whole["prompts"]);
+    assert_eq!(
+        run(&["-p", "ab", "-n", "24", "-q", "--ignore-eos"], "").stdout.trim_end_matches('\n'),
+        text.trim_end_matches('\n')
+    );
+    assert_eq!(
+        run(&["-p", "-", "-n", "24", "-o", "json", "-q", "--ignore-eos"], "ab").json()["prompts"],
+        whole["prompts"]
+    );
     // A stop string from the middle of the text ends it there.
+    assert!(text.chars().count() > 9, "{text:?}");
     let middle: String = text.chars().skip(6).take(2).collect();
     let stopped = json(&["-p", "ab", "-n", "24", "--stop", &middle]);
     assert_eq!(stopped["prompts"][0]["text"].as_str().unwrap(), text.split(&middle).next().unwrap());
@@ -281,7 +307,8 @@ fn text_streams_and_ends_before_a_stop_string() {
     // An empty prompt begins with BOS.
     assert_eq!(ids(&json(&["-p", "", "-n", "1"])["prompts"][0]["prompt_ids"]), [256]);
     // The same seed draws the same text, another one another.
-    let drawn = |seed: &str| json(&["-p", "ab", "-n", "24", "--temp", "1.5", "--seed", seed])["prompts"].clone();
+    let drawn =
+        |seed: &str| json(&["-p", "ab", "-n", "24", "--temp", "1.5", "--seed", seed])["prompts"].clone();
     assert_eq!(drawn("1"), drawn("1"));
     assert_ne!(drawn("1"), drawn("2"));
     let prompts = scratch.write("prompts.txt", "ab\n\n{\"tokens\": [97, 98], \"n\": 3}\n");
@@ -297,7 +324,14 @@ fn tokenize_prints_ids() {
     let done = Waste::new(&scratch).arg("tokenize").arg(&folder).stdin("a<eos>é").run().ok();
     assert_eq!(done.stdout, "97 60 101 111 115 62 195 169\n", "control tokens in a text are characters");
     let file = scratch.write("text", "ab");
-    let done = Waste::new(&scratch).arg("tokenize").arg(&folder).arg("--file").arg(file).args(["-o", "json"]).run().ok();
+    let done = Waste::new(&scratch)
+        .arg("tokenize")
+        .arg(&folder)
+        .arg("--file")
+        .arg(file)
+        .args(["-o", "json"])
+        .run()
+        .ok();
     assert_eq!(ids(&done.json()["ids"]), [97, 98]);
     assert_eq!(done.json()["tokens"][1]["text"], "b");
     Waste::new(&scratch).arg("tokenize").arg(model()).stdin("a").run().fails(1, "has no tokenizer");
@@ -321,7 +355,8 @@ fn ctrl_c_keeps_what_was_printed() {
     // Far more than a test would wait for.
     let prompts = scratch.write("prompts", "{\"tokens\": [1, 2, 3]}\n".repeat(50_000));
     let flags = ["-n", "400", "--ignore-eos"];
-    let mut child = Waste::new(&scratch).arg("exec").arg(&plan).arg("--prompts").arg(prompts).args(flags).spawn();
+    let mut child =
+        Waste::new(&scratch).arg("exec").arg(&plan).arg("--prompts").arg(prompts).args(flags).spawn();
     let mut stdout = child.stdout.take().unwrap();
     let mut seen = [0; 4];
     stdout.read_exact(&mut seen).unwrap();

@@ -64,7 +64,12 @@ fn the_same_bits_however_it_runs() {
                     } else {
                         run(&loaded, &how, &prompts).iter().map(|it| hash(it)).collect()
                     };
-                    assert_eq!(found, alone, "{name}: chunk {chunk}, batch {batch}, {threads} threads, {}", isa.name());
+                    assert_eq!(
+                        found,
+                        alone,
+                        "{name}: chunk {chunk}, batch {batch}, {threads} threads, {}",
+                        isa.name()
+                    );
                 }
             }
         }
@@ -108,7 +113,9 @@ fn modes_keep_their_stated_error() {
     let fixture = Fixture::quantised("llama-rand-gqa-untied-f32");
     let ids = &fixture.prompts.last().unwrap().ids;
     let reference = fixture.evaluate(ids);
-    for (math, bound) in [(Math::Fixed24, 1e-5), (Math::F32, 1e-5), (Math::Fixed16, 5e-4), (Math::Fixed8, 5e-2)] {
+    for (math, bound) in
+        [(Math::Fixed24, 1e-5), (Math::F32, 1e-5), (Math::Fixed16, 5e-4), (Math::Fixed8, 5e-2)]
+    {
         let loaded = fixture.compile(&CompileOptions { math, ..options(64, 1) });
         let logits = run(&loaded, &Run::default(), &[ids]).remove(0);
         let error = rel_l2(&logits, &reference);

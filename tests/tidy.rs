@@ -58,7 +58,9 @@ fn read(path: &str) -> String {
 
 /// Whether a file is a test, bench or example: longer files are allowed there.
 fn is_test(path: &str) -> bool {
-    ["tests/", "benches/", "examples/"].iter().any(|it| path.starts_with(it) || path.contains(&format!("/{it}")))
+    ["tests/", "benches/", "examples/"]
+        .iter()
+        .any(|it| path.starts_with(it) || path.contains(&format!("/{it}")))
         || path.ends_with("/tests.rs")
         || path.ends_with("_tests.rs")
 }
@@ -69,8 +71,11 @@ fn crates_import_only_what_the_table_allows() {
         let manifest = read(&format!("{folder}/Cargo.toml"));
         let section = manifest.split("\n[dependencies]").nth(1).unwrap_or("");
         let section = section.split("\n[").next().unwrap();
-        let found: BTreeSet<&str> =
-            section.lines().filter_map(|it| it.split(['.', ' ', '=']).next()).filter(|it| it.starts_with("waste-")).collect();
+        let found: BTreeSet<&str> = section
+            .lines()
+            .filter_map(|it| it.split(['.', ' ', '=']).next())
+            .filter(|it| it.starts_with("waste-"))
+            .collect();
         let allowed: BTreeSet<&str> = allowed.iter().copied().collect();
         assert!(found.is_subset(&allowed), "{name} imports {found:?}, allowed are {allowed:?}");
     }
@@ -95,7 +100,8 @@ fn unsafe_stands_only_where_the_table_says() {
         code.contains("unsafe {") || code.contains("unsafe fn") || code.contains("unsafe impl")
     };
     for path in files(".", ".rs") {
-        let allowed = UNSAFE.iter().any(|it| path.starts_with(it)) || path == "tests/tidy.rs" || is_test(&path);
+        let allowed =
+            UNSAFE.iter().any(|it| path.starts_with(it)) || path == "tests/tidy.rs" || is_test(&path);
         let found = read(&path).lines().any(is_unsafe);
         assert!(allowed || !found, "{path} has unsafe code");
     }
@@ -134,7 +140,8 @@ fn every_pass_snapshot_belongs_to_a_case() {
 
 #[test]
 fn no_file_names_a_package_registry() {
-    let hosts = ["crates".to_owned() + ".io/", "pypi".to_owned() + ".org", "registry.npmjs".to_owned() + ".org"];
+    let hosts =
+        ["crates".to_owned() + ".io/", "pypi".to_owned() + ".org", "registry.npmjs".to_owned() + ".org"];
     for ending in [".rs", ".md", ".toml", ".sh", ".yml"] {
         for path in files(".", ending) {
             let text = read(&path);

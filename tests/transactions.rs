@@ -59,7 +59,8 @@ fn a_batch_that_does_not_fit_is_refused_before_it_runs() {
     for _ in 0..2 {
         session.step(&(0..16).map(|it| token(0, it)).collect::<Vec<_>>(), &[]).unwrap();
     }
-    let error = session.step(&(0..9).map(|it| token(0, it)).collect::<Vec<_>>(), &[]).unwrap_err().to_string();
+    let error =
+        session.step(&(0..9).map(|it| token(0, it)).collect::<Vec<_>>(), &[]).unwrap_err().to_string();
     assert!(error.contains("32 tokens of 40"), "{error}");
     assert_eq!((session.len(0), session.len(1)), (32, 0));
 }

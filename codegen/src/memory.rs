@@ -99,7 +99,7 @@ impl<'a> MemoryMap<'a> {
                 }
                 Def::State(id) => Space::State(ids.states[id.index()]),
                 Def::Input(_) => {
-                    map.to_port(value, &data.name, ports)?;
+                    map.bind_port(value, &data.name, ports)?;
                     continue;
                 }
                 Def::Op(..) | Def::Arg(..) => continue,
@@ -109,7 +109,7 @@ impl<'a> MemoryMap<'a> {
         }
         for output in &graph.outputs {
             if !output.name.starts_with('@') {
-                map.to_port(output.value, &output.name, ports)?;
+                map.bind_port(output.value, &output.name, ports)?;
             }
         }
         Ok(map)
@@ -125,7 +125,7 @@ impl<'a> MemoryMap<'a> {
         self.locs[value].is_some()
     }
 
-    fn to_port(&mut self, value: ValueId, name: &str, ports: &[Port]) -> Result<(), PlanError> {
+    fn bind_port(&mut self, value: ValueId, name: &str, ports: &[Port]) -> Result<(), PlanError> {
         let name = PortName::from_name(name).ok_or_else(|| PlanError::UnknownPort(name.into()))?;
         let port = ports
             .iter()

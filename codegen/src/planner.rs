@@ -4,7 +4,7 @@ use waste_ir::verify::Verified;
 use waste_ir::{Module, Phase, SourceDecl, StateDecl, ValueId};
 use waste_plan::DType;
 use waste_plan::schema::{
-    KV_TILE, Memory, Model, Operand, Options, Plan, Port, PortName, Program, Source, State, StepKind, VERSION,
+    KV_TILE, Memory, Model, Operand, Options, Plan, Port, PortName, Program, Source, State, Step, VERSION,
 };
 
 use crate::barriers::place_barriers;
@@ -164,27 +164,9 @@ fn plan_program(lowered: &Lowered<'_>, name: String, memory: &mut Memory) -> Pro
         memory.placement = placement.heuristic.into();
     }
     memory.scratch_lower_bound = memory.scratch_lower_bound.max(lower_bound(&intervals));
-    memory.thread = steps.iter().map(thread_bytes).fold(memory.thread, u64::max);
+    memory.thread = steps.iter().map(Step::thread_bytes).fold(memory.thread, u64::max);
     let (tokens, want) = lowered.map.limits();
     Program { name, tokens, want, steps }
-}
-
-/// Scratch that one thread needs for a tile of `step`: the two products of a GLU, scores and sums of attention.
-fn thread_bytes(step: &waste_plan::schema::Step) -> u64 {
-    let (rows, cols) = (u64::from(step.tile.rows), u64::from(step.tile.cols));
-    let bytes = match step.kind {
-        StepKind::LinearGlu { quant, .. } => {
-            let fx =
-                quant.and_then(waste_plan::Math::act_dtype).and_then(|it| it.row_bytes(cols)).unwrap_or(0);
-            2 * rows * cols * 4 + (cols * 4).next_multiple_of(64) + fx
-        }
-        StepKind::Linear { residual: true, .. } => rows * cols * 4,
-        StepKind::RmsNorm { quant: Some(_), .. } => u64::from(step.reads[0].cols) * 4,
-        StepKind::LayerNorm { .. } => u64::from(step.reads[0].cols) * 8,
-        StepKind::Attention { .. } => rows * (u64::from(KV_TILE) + 2 * cols + 16) * 4,
-        _ => 0,
-    };
-    bytes.next_multiple_of(64)
 }
 
 fn end(ranges: impl Iterator<Item = (u64, u64)>) -> u64 {

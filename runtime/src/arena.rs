@@ -109,6 +109,10 @@ pub(crate) struct Spaces {
     caches: Vec<CacheShape>,
 }
 
+#[expect(
+    clippy::mut_from_ref,
+    reason = "threads share the spaces and write disjoint parts of them: the module invariant"
+)]
 impl Spaces {
     /// Allocates the spaces of a validated plan.
     pub(crate) fn new(plan: &Plan, weights: WeightBytes) -> Result<Self, RuntimeError> {

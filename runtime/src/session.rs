@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use waste_kernels::{CpuFeatures, Isa, KernelTable};
-use waste_plan::schema::{Plan, PortName, Program};
+use waste_plan::schema::{Place, Plan, PortName, Program, State, StepKind};
 
 use crate::arena::{Call, Spaces, ThreadScratch};
 use crate::error::RuntimeError;
@@ -78,7 +78,10 @@ pub struct Session {
     claims: Vec<Vec<AtomicUsize>>,
     /// Accepted tokens of each row.
     lens: Vec<u32>,
-    batch: Vec<Token>,
+    /// Bytes of packed weights that a call of each program reads, tables excepted.
+    weight_bytes: Vec<u64>,
+    /// Bytes of one position of one row in all caches.
+    position_bytes: u64,
     last: Call,
     cancel: Arc<AtomicBool>,
     is_verified: bool,
@@ -126,7 +129,8 @@ impl Session {
             scratch,
             claims,
             lens: vec![0; plan.options.batch as usize],
-            batch: Vec::with_capacity(plan.options.chunk.max(plan.options.batch) as usize),
+            weight_bytes: plan.programs.iter().map(|it| weight_bytes(&plan, it)).collect(),
+            position_bytes: plan.states.iter().map(position_bytes).sum(),
             last: Call { tokens: 0, want: 0 },
             cancel: Arc::new(AtomicBool::new(false)),
             is_verified: !options.verify,
@@ -333,6 +337,7 @@ impl Session {
                         .guarded(|| done += claim_tiles(&exec, step, n, &claims[at], scratch.f32s(), cancel));
                 }
                 if let (Some(clock), Some(started)) = (&clock, started) {
+                    member.barrier();
                     clock.stop(at, member.index, started);
                 }
                 if check {
@@ -366,7 +371,13 @@ impl Session {
         if let Some(row) = finite.iter().position(|it| *it != 1) {
             return Err(RuntimeError::NotFinite { what: format!("row {row} of the logits") });
         }
-        batch.iter().for_each(|it| self.lens[it.row as usize] += 1);
+        for token in batch {
+            let len = &mut self.lens[token.row as usize];
+            *len += 1;
+            // Positions read, and one written.
+            self.counters.state_bytes += (u64::from(*len) + 1) * self.position_bytes;
+        }
+        self.counters.weight_bytes += self.weight_bytes[program];
         self.last = call;
         self.counters.forwards_useful += 1;
         self.counters.tokens += u64::from(call.tokens);
@@ -422,6 +433,24 @@ fn claim_tiles(
         exec.tile(step, index, scratch);
         done += 1;
     }
+}
+
+/// Bytes of packed weights that `program` multiplies with, each counted once.
+fn weight_bytes(plan: &Plan, program: &Program) -> u64 {
+    let linears = program
+        .steps
+        .iter()
+        .filter(|it| matches!(it.kind, StepKind::Linear { .. } | StepKind::LinearGlu { .. }));
+    let ids = linears.flat_map(|it| &it.reads).filter_map(|it| match it.place {
+        Place::Weight(id) => Some(id),
+        Place::Scratch(_) | Place::Io(_) | Place::State(_) => None,
+    });
+    let ids: std::collections::BTreeSet<u32> = ids.collect();
+    ids.iter().map(|id| plan.weights[*id as usize].bytes).sum()
+}
+
+fn position_bytes(state: &State) -> u64 {
+    state.bytes / (u64::from(state.shape[0]) * u64::from(state.shape[1])).max(1)
 }
 
 /// Bytes of a session with this many threads.

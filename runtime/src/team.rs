@@ -88,11 +88,6 @@ pub(crate) struct Member<'a> {
 }
 
 impl Member<'_> {
-    /// Threads in the team.
-    pub(crate) fn team_size(&self) -> usize {
-        self.shared.n as usize
-    }
-
     /// Waits until every thread of the team is here.
     pub(crate) fn barrier(&mut self) {
         self.barriers += 1;

@@ -201,7 +201,8 @@ impl FromStr for Size {
             "t" | "tb" | "tib" => 40,
             _ => return Err("expected a number of bytes such as 512M or 6G".to_owned()),
         };
-        let number: f64 = number.trim().parse().map_err(|_| "expected a number of bytes such as 6G".to_owned())?;
+        let number: f64 =
+            number.trim().parse().map_err(|_| "expected a number of bytes such as 6G".to_owned())?;
         let bytes = number * f64::from(shift).exp2();
         if !(0.0..18e18).contains(&bytes) {
             return Err("expected a size from 0 to 16 EiB".to_owned());
@@ -245,7 +246,8 @@ impl FromStr for Backend {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let expected = || format!("expected cpu or cpu:TIER, with TIER one of {}", Isa::ALL.map(Isa::name).join(", "));
+        let expected =
+            || format!("expected cpu or cpu:TIER, with TIER one of {}", Isa::ALL.map(Isa::name).join(", "));
         match text.split_once(':') {
             None if text == "cpu" => Ok(Self(None)),
             Some(("cpu", tier)) => Isa::from_name(tier).map(|it| Self(Some(it))).ok_or_else(expected),

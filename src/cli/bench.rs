@@ -86,7 +86,7 @@ pub(crate) fn run(args: &BenchArgs, cx: &Cx) -> Result<(), CliError> {
     let threads: Vec<Option<u32>> =
         if args.threads.is_empty() { vec![None] } else { args.threads.iter().copied().map(Some).collect() };
     if cfg!(debug_assertions) {
-        cx.note("waste: note: this build is not optimised; its figures say nothing");
+        cx.note("waste: note: this is a development build: measure with --release");
     }
     let mut records = Vec::new();
     for count in threads {

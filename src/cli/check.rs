@@ -38,7 +38,12 @@ pub(crate) fn run(args: &CheckArgs, cx: &Cx) -> Result<(), CliError> {
     if let Some(limit) = setup.options.max_mem.filter(|it| *it < needs) {
         return Err(CliError::Memory(format!("needs {needs} bytes of memory, {limit} are allowed")));
     }
-    cx.print(&format!("runs here on cpu:{}; {}; {} bytes of memory\n", setup.isa.name(), setup.threads, grouped(needs)))
+    cx.print(&format!(
+        "runs here on cpu:{}; {}; {} bytes of memory\n",
+        setup.isa.name(),
+        setup.threads,
+        grouped(needs)
+    ))
 }
 
 /// Proves the plan from its own `ir` section.
@@ -68,7 +73,10 @@ fn prove(loaded: &LoadedPlan, cx: &Cx) -> Result<(), CliError> {
             for err in errors.iter().take(MOST_SHOWN) {
                 cx.print(&format!("{err}\n"))?;
             }
-            Err(CliError::Difference(format!("the plan is not what its graphs say; differences: {}", errors.len())))
+            Err(CliError::Difference(format!(
+                "the plan is not what its graphs say; differences: {}",
+                errors.len()
+            )))
         }
     }
 }

@@ -7,6 +7,7 @@ use clap::Args;
 use waste::compile::{CompileOptions, Compiled, compile, compile_text};
 use waste::formats::grouped;
 use waste_ir::print_module;
+use waste_passes::pipeline::find;
 use waste_passes::{Event, PassError, PipelineOptions, pipeline};
 use waste_plan::schema::Plan;
 
@@ -111,7 +112,7 @@ fn check_pass_names(args: &CompileArgs, options: &CompileOptions) -> Result<(), 
     let usage = |err: PassError| CliError::Usage(err.to_string());
     let entries = pipeline(&every).map_err(usage)?;
     for name in &args.print_ir_after {
-        waste_passes::pipeline::find(&entries, name).map_err(usage)?;
+        find(&entries, name).map_err(usage)?;
     }
     let chosen = PipelineOptions { only: options.only.clone(), disabled: options.disabled.clone(), ..every };
     pipeline(&chosen).map(|_| ()).map_err(usage)
@@ -128,7 +129,10 @@ fn self_check(compiled: &Compiled) -> Result<(), CliError> {
     let verified = waste::compile::verified(&compiled.module)?;
     waste_codegen::check::check(&verified, &compiled.plan).map(|_| ()).map_err(|errors| {
         let first = errors.first().map_or_else(String::new, ToString::to_string);
-        CliError::Difference(format!("the plan is not what the graphs say: {first} ({} in all)", errors.len()))
+        CliError::Difference(format!(
+            "the plan is not what the graphs say: {first} ({} in all)",
+            errors.len()
+        ))
     })
 }
 

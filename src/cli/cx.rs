@@ -81,7 +81,6 @@ impl Interrupt {
         let shared = Arc::clone(&self.shared);
         ctrlc::set_handler(move || shared.hit()).map_err(|err| CliError::Input(format!("Ctrl-C: {err}")))
     }
-
 }
 
 impl Shared {

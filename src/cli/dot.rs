@@ -52,7 +52,9 @@ impl Cluster<'_> {
         let data = &self.graph.ops[id];
         let node = self.node(id);
         let mut label = data.op.name().to_owned();
-        for value in data.uses().filter(|it| matches!(self.graph.values[*it].def, Def::Weight(_) | Def::State(_))) {
+        for value in
+            data.uses().filter(|it| matches!(self.graph.values[*it].def, Def::Weight(_) | Def::State(_)))
+        {
             write!(label, "\\n{}", self.names.name(self.module, self.graph, value).replace('"', "'"))
                 .expect("writing to a string");
         }

@@ -67,7 +67,8 @@ fn of_plan(loaded: &LoadedPlan, stage: &str) -> Result<Shown, CliError> {
         "final" if loaded.ir().is_empty() => Err(CliError::Input("the plan holds no graphs".into())),
         "final" => {
             let module = parse_module(loaded.ir());
-            let module = module.map_err(|err| CliError::Input(format!("section 'ir' does not parse: {err}")))?;
+            let module =
+                module.map_err(|err| CliError::Input(format!("section 'ir' does not parse: {err}")))?;
             Ok(Shown::Module(Box::new(module)))
         }
         other => Err(CliError::Usage(format!("a plan holds the stages 'final' and 'plan', not '{other}'"))),
@@ -76,7 +77,8 @@ fn of_plan(loaded: &LoadedPlan, stage: &str) -> Result<Shown, CliError> {
 
 /// The comments at the end of the `ir` section.
 fn pass_report(loaded: &LoadedPlan) -> String {
-    let comment = |line: &str| line.strip_prefix(';').map(|it| it.strip_prefix(' ').unwrap_or(it).to_owned() + "\n");
+    let comment =
+        |line: &str| line.strip_prefix(';').map(|it| it.strip_prefix(' ').unwrap_or(it).to_owned() + "\n");
     let mut lines: Vec<String> = loaded.ir().lines().rev().map_while(comment).collect();
     lines.reverse();
     lines.concat()

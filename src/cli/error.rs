@@ -89,7 +89,8 @@ impl CliError {
     }
 
     fn is_memory(&self) -> bool {
-        let runtime = |it: &RuntimeError| matches!(it, RuntimeError::Memory { .. } | RuntimeError::Allocation { .. });
+        let runtime =
+            |it: &RuntimeError| matches!(it, RuntimeError::Memory { .. } | RuntimeError::Allocation { .. });
         match self {
             Self::Memory(_) | Self::Compile(CompileError::Memory { .. }) => true,
             Self::Runtime(err) | Self::Compile(CompileError::Runtime(err)) => runtime(err),

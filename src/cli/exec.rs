@@ -139,7 +139,8 @@ struct OneText<'a> {
 
 impl<'a> Texts<'a> {
     fn new(tokenizer: Option<&'a Tokenizer>, stops: &[String], n: usize, cx: Option<&'a Cx>) -> Self {
-        let row = || OneText { decoder: tokenizer.map(|it| TextRow::new(it, stops.to_vec())), text: String::new() };
+        let row =
+            || OneText { decoder: tokenizer.map(|it| TextRow::new(it, stops.to_vec())), text: String::new() };
         Self { rows: std::iter::repeat_with(row).take(n).collect(), cx, failed: None }
     }
 
@@ -197,7 +198,9 @@ impl OneText<'_> {
 /// Why rows ended, for people; nothing where all went as asked.
 pub(super) fn stop_note(stop: StopReason, ctx: u32) -> Option<String> {
     match stop {
-        StopReason::ContextFull => Some(format!("the context of {ctx} positions is full (compile with a larger --ctx)")),
+        StopReason::ContextFull => {
+            Some(format!("the context of {ctx} positions is full (compile with a larger --ctx)"))
+        }
         StopReason::Interrupted => Some("interrupted".to_owned()),
         StopReason::Budget | StopReason::StopId(_) | StopReason::Caller => None,
     }

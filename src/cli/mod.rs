@@ -41,7 +41,13 @@ use crate::env::Env;
 
 /// A compute-graph compiler and planned executor for large language models
 #[derive(Parser, Debug)]
-#[command(name = "waste", version, subcommand_required = true, arg_required_else_help = true, max_term_width = 100)]
+#[command(
+    name = "waste",
+    version,
+    subcommand_required = true,
+    arg_required_else_help = true,
+    max_term_width = 100
+)]
 struct Cli {
     /// What to log to stderr, such as debug or waste_passes=trace
     #[arg(long, global = true, value_name = "FILTER")]
@@ -111,7 +117,9 @@ fn parse(cx: &Cx) -> Result<Option<Cli>, CliError> {
         Err(err) => err,
     };
     match err.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => cx.print(&err.render().to_string()).map(|()| None),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            cx.print(&err.render().to_string()).map(|()| None)
+        }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             cx.note(err.render().to_string().trim_end());
             Err(CliError::Usage("no verb given: see above".into()))
@@ -163,7 +171,10 @@ mod tests {
         let line = |words: &[&str]| one_line(&Cli::try_parse_from(words).unwrap_err());
         assert_eq!(line(&["waste", "exce"]), "unrecognized subcommand 'exce' (did you mean 'exec'?)");
         let unknown = line(&["waste", "exec", "m.wplan", "--tokns", "1"]);
-        assert!(unknown.contains("'--tokns'") && unknown.ends_with("(did you mean '--tokens'?)"), "{unknown}");
+        assert!(
+            unknown.contains("'--tokns'") && unknown.ends_with("(did you mean '--tokens'?)"),
+            "{unknown}"
+        );
         assert!(!line(&["waste", "plan"]).contains('\n'));
     }
 }

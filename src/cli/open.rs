@@ -34,7 +34,9 @@ fn has_plan_name(path: &Path) -> bool {
 pub(crate) fn open_plan(path: &Path) -> Result<LoadedPlan, CliError> {
     if path.exists() && !is_plan(path) {
         let name = shown(&path.to_string_lossy());
-        return Err(CliError::Input(format!("{name}: not a plan: 'waste compile' makes one, 'waste run' does both")));
+        return Err(CliError::Input(format!(
+            "{name}: not a plan: 'waste compile' makes one, 'waste run' does both"
+        )));
     }
     Ok(LoadedPlan::open(path)?)
 }
@@ -136,15 +138,22 @@ pub(crate) fn session(
 }
 
 /// How many threads, on which processors, and the line that says so.
-pub(crate) fn threads(machine: &Machine, args: &MachineArgs, cx: &Cx) -> Result<(usize, Vec<usize>, String), CliError> {
-    let asked = match (args.threads, cx.env.threads()) {
-        (Some(n), _) => Some(n as usize),
-        (None, Some(text)) => {
-            let count = text.parse::<usize>().ok().filter(|it| *it > 0);
-            Some(count.ok_or_else(|| CliError::Usage(format!("WASTE_THREADS is '{text}', expected 1 or more")))?)
-        }
-        (None, None) => None,
-    };
+pub(crate) fn threads(
+    machine: &Machine,
+    args: &MachineArgs,
+    cx: &Cx,
+) -> Result<(usize, Vec<usize>, String), CliError> {
+    let asked =
+        match (args.threads, cx.env.threads()) {
+            (Some(n), _) => Some(n as usize),
+            (None, Some(text)) => {
+                let count = text.parse::<usize>().ok().filter(|it| *it > 0);
+                Some(count.ok_or_else(|| {
+                    CliError::Usage(format!("WASTE_THREADS is '{text}', expected 1 or more"))
+                })?)
+            }
+            (None, None) => None,
+        };
     let default = machine.default_threads();
     let cpus = args.cpus.as_ref().map(|it| it.0.clone());
     let count = asked.unwrap_or_else(|| cpus.as_ref().map_or(default.count, Vec::len));

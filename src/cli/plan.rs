@@ -138,7 +138,8 @@ mod tests {
 
     #[test]
     fn the_ratio_is_of_scratch_to_its_bound() {
-        let memory = |scratch, scratch_lower_bound| Memory { scratch, scratch_lower_bound, ..Memory::default() };
+        let memory =
+            |scratch, scratch_lower_bound| Memory { scratch, scratch_lower_bound, ..Memory::default() };
         assert_eq!(arena_ratio(&memory(300, 200)).to_bits(), 1.5f64.to_bits());
         assert_eq!(arena_ratio(&memory(0, 0)).to_bits(), 1.0f64.to_bits());
     }

@@ -66,9 +66,11 @@ impl PromptArgs {
             let text = read_text(path)?;
             let lines = (1..).zip(text.lines()).filter(|it| !it.1.trim().is_empty());
             for (number, line) in lines {
-                all.push(parse_line(line).map_err(|err| {
-                    CliError::Input(format!("{}: line {number}: {err}", path.display()))
-                })?);
+                all.push(
+                    parse_line(line).map_err(|err| {
+                        CliError::Input(format!("{}: line {number}: {err}", path.display()))
+                    })?,
+                );
             }
         }
         for text in &self.tokens {
@@ -129,7 +131,9 @@ impl Given {
             (Source::Ids(ids), _) => ids.clone(),
             (Source::Text(text), Some(tokenizer)) => tokenizer.encode(text)?,
             (Source::Text(_), None) => {
-                return Err(CliError::Input("the model has no tokenizer: give --tokens instead of text".into()));
+                return Err(CliError::Input(
+                    "the model has no tokenizer: give --tokens instead of text".into(),
+                ));
             }
         };
         if ids.is_empty() {

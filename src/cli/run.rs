@@ -22,7 +22,7 @@ pub(crate) struct RunArgs {
     #[arg(value_name = "MODEL")]
     model: PathBuf,
     /// A text to continue, as -p
-    #[arg(value_name = "PROMPT")]
+    #[arg(id = "text", value_name = "PROMPT")]
     prompt: Option<String>,
     #[command(flatten)]
     generate: GenerateArgs,

@@ -21,7 +21,12 @@ pub(super) struct Row<'p> {
 }
 
 impl<'p> Row<'p> {
-    pub(super) fn new(index: usize, prompt: &'p Prompt, vocab: u32, hash: bool) -> Result<Self, GenerateError> {
+    pub(super) fn new(
+        index: usize,
+        prompt: &'p Prompt,
+        vocab: u32,
+        hash: bool,
+    ) -> Result<Self, GenerateError> {
         Ok(Self {
             index,
             prompt,

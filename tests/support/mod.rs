@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 use waste::compile::{CompileOptions, compile};
 use waste::formats::ModelFiles;
-use waste::progress::Silent;
 use waste::models::{ImportOptions, import};
+use waste::progress::Silent;
 use waste_ir::SourceId;
 use waste_ir::interp::{Inputs, Interp, decode_weight};
 use waste_plan::DType;
@@ -49,7 +49,8 @@ impl Fixture {
     /// The model at `model` with the references in `folder`.
     pub fn at(model: &Path, folder: &Path) -> Self {
         let files = ModelFiles::open(model, None).unwrap();
-        let oracle: Oracle = serde_json::from_slice(&std::fs::read(folder.join("oracle.json")).unwrap()).unwrap();
+        let oracle: Oracle =
+            serde_json::from_slice(&std::fs::read(folder.join("oracle.json")).unwrap()).unwrap();
         let bytes = std::fs::read(folder.join("oracle.safetensors")).unwrap();
         let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
         let logits = (0..oracle.prompts.len())
@@ -77,13 +78,15 @@ impl Fixture {
         let verified = waste_ir::verify::verify(&module).unwrap();
         let read = |source: SourceId, offset: u64, bytes: u64| {
             let at = usize::try_from(offset).unwrap();
-            Ok(self.files.sources()[source.index()].bytes()[at..at + usize::try_from(bytes).unwrap()].to_vec())
+            Ok(self.files.sources()[source.index()].bytes()[at..at + usize::try_from(bytes).unwrap()]
+                .to_vec())
         };
         let weights = |id| decode_weight(&module, id, &read);
         let mut interp = Interp::new(verified, &weights);
         let token: Vec<i32> = ids.iter().map(|it| i32::try_from(*it).unwrap()).collect();
         let pos: Vec<i32> = (0..).take(ids.len()).collect();
-        let outputs = interp.run("prefill", &Inputs::tokens(&token, &vec![0; ids.len()], &pos, &pos)).unwrap();
+        let outputs =
+            interp.run("prefill", &Inputs::tokens(&token, &vec![0; ids.len()], &pos, &pos)).unwrap();
         outputs["logits"].f64s().iter().map(|it| *it as f32).collect()
     }
 
@@ -155,7 +158,9 @@ pub fn greedy(loaded: &LoadedPlan, ids: &[u32], n: usize) -> Vec<u32> {
     while let Some(chunk) = chunks.next() {
         let batch: Vec<Token> = chunk.iter().map(|id| Token { row: 0, id: *id }).collect();
         let last = u32::try_from(chunk.len()).unwrap() - 1;
-        session.step(&batch, if chunks.peek().is_none() { std::slice::from_ref(&last) } else { &[] }).unwrap();
+        session
+            .step(&batch, if chunks.peek().is_none() { std::slice::from_ref(&last) } else { &[] })
+            .unwrap();
     }
     while out.len() < n {
         out.push(session.next(0));

@@ -319,6 +319,31 @@ pub struct Step {
     pub op: u32,
 }
 
+impl Step {
+    /// Scratch that one thread needs for a tile: the product of a linear with a residual, both products of a gated one and a
+    /// row of either form for its quantised result, a row of a norm and a missing bias, scores and sums of attention.
+    #[must_use]
+    pub fn thread_bytes(&self) -> u64 {
+        let (rows, cols) = (u64::from(self.tile.rows), u64::from(self.tile.cols));
+        let x_cols = self.reads.first().map_or(0, |it| u64::from(it.cols));
+        let tile = rows.saturating_mul(cols).saturating_mul(4);
+        let bytes = match self.kind {
+            StepKind::Linear { residual: true, .. } => tile,
+            StepKind::LinearGlu { quant, .. } => {
+                let fx = quant.and_then(Math::act_dtype).and_then(|it| it.row_bytes(cols)).unwrap_or(0);
+                tile.saturating_mul(2).saturating_add((cols * 4).next_multiple_of(64)).saturating_add(fx)
+            }
+            StepKind::RmsNorm { quant: Some(_), .. } => x_cols * 4,
+            StepKind::LayerNorm { .. } => x_cols * 8,
+            StepKind::Attention { .. } => {
+                tile.saturating_mul(2).saturating_add(rows.saturating_mul(u64::from(KV_TILE) + 16) * 4)
+            }
+            _ => 0,
+        };
+        bytes.checked_next_multiple_of(64).unwrap_or(u64::MAX)
+    }
+}
+
 /// How a step's work is cut into tiles: row blocks × column blocks of the (first) result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tile {

@@ -15,7 +15,7 @@ mod step;
 
 use std::fmt;
 
-use crate::schema::{Plan, PortName, VERSION, Weight};
+use crate::schema::{Plan, PortName, Step, VERSION, Weight};
 use crate::{DType, Packing};
 
 /// Most steps of all programs together.
@@ -167,6 +167,12 @@ fn options(plan: &Plan, report: &mut Report) {
             ensure(bytes <= MAX_SPACE, || format!("{name} memory of {bytes} bytes, at most {MAX_SPACE}"));
         report.check(At::Plan, bounded);
     }
+    let steps = plan.programs.iter().flat_map(|it| &it.steps);
+    let thread = steps.map(Step::thread_bytes).max().unwrap_or(0);
+    let enough = ensure(memory.thread >= thread, || {
+        format!("thread memory of {} bytes, the largest tile needs {thread}", memory.thread)
+    });
+    report.check(At::Plan, enough);
     let bound = ensure(memory.scratch_lower_bound <= memory.scratch, || {
         format!(
             "scratch of {} bytes is less than its lower bound {}",

@@ -95,15 +95,18 @@ impl Exec<'_> {
             }
             let row = usize::try_from(rows[from]).expect("the session checks rows");
             let block = Queries { step, run: run.clone(), row, n_pos: &n_pos[..run.len()], scale, heads };
-            self.attend(&block, &part, scratch);
+            let width = step.writes[0].cols as usize / heads;
+            for head in part.cols.start / width..part.cols.end / width {
+                self.attend(&block, head, scratch);
+            }
             from = run.end;
         }
     }
 
-    fn attend(&self, it: &Queries<'_>, part: &Part, scratch: &mut [f32]) {
+    fn attend(&self, it: &Queries<'_>, head: usize, scratch: &mut [f32]) {
         let (q, k, v) = (&it.step.reads[0], &it.step.reads[1], &it.step.reads[2]);
         let (k_shape, v_shape) = (self.spaces.cache_shape(state_id(k)), self.spaces.cache_shape(state_id(v)));
-        let head = part.cols.start / v_shape.width;
+        let cols = head * v_shape.width..(head + 1) * v_shape.width;
         let kv_head = head / (it.heads / k_shape.heads);
         let most = it.n_pos.iter().copied().max().unwrap_or(0).next_multiple_of(KV_TILE) as usize;
         let k_at = k_shape.head_at(it.row, kv_head);
@@ -112,7 +115,7 @@ impl Exec<'_> {
         let v_range = v_at..v_at + most * v_shape.width;
         let all = self.spaces.f32_rows(q, it.run.clone());
         let queries: RowsF32<'_> = all.columns(head * k_shape.width..(head + 1) * k_shape.width);
-        let mut out: TileMut<'_> = self.spaces.tile(&it.step.writes[0], it.run.clone(), part.cols.clone());
+        let mut out: TileMut<'_> = self.spaces.tile(&it.step.writes[0], it.run.clone(), cols);
         if k.dtype == DType::F16 {
             let (k, v) =
                 (self.spaces.state::<f16>(state_id(k), k_range), self.spaces.state(state_id(v), v_range));

@@ -91,7 +91,7 @@ impl Exec<'_> {
         let bytes = &mut bytes_of_mut(fx)[..layout.row_bytes(x.len())];
         self.quantise_into(x, out.dtype, &mut FxRowMut::new(bytes, x.len(), layout));
         let padded = layout.padded(x.len());
-        let mut copy = |to: usize, from: usize, len: usize| {
+        let copy = |to: usize, from: usize, len: usize| {
             self.spaces.fx_bytes_mut(out, row, to..to + len).copy_from_slice(&bytes[from..from + len]);
         };
         for plane in 0..layout.planes {

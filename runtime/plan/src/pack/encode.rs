@@ -216,8 +216,9 @@ mod tests {
         let w = weight(DType::F32, Packing::F32, 5, 2, parts);
         let mut out = vec![0; w.bytes as usize];
         pack_block(&w, 0, &Bytes(vec![a, b]), &mut RowBuffer::default(), &mut out);
-        let at =
-            |k: usize, row: usize| f32::from_le_bytes(out[(k * 16 + row) * 4..][..4].try_into().unwrap());
+        let at = |k: usize, row: usize| {
+            f32::from_le_bytes(out[(k * 16 + row) * 4..][..4].try_into().expect("four bytes"))
+        };
         let expected = [[1.0, 2.0], [3.0, 4.0], [5.0, 8.0], [6.0, 9.0], [7.0, 10.0]];
         for (row, values) in expected.iter().enumerate() {
             assert_eq!([at(0, row), at(1, row)], *values, "row {row}");

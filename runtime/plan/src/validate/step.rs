@@ -239,26 +239,26 @@ impl<'p> Operands<'p> {
         })
     }
 
-    /// Tiles cover whole lanes, groups or heads, so that no two threads share one.
+    /// Tiles cover whole lanes, groups or heads, so that no two threads share one; steps that work row by row take whole rows.
     fn tile(&self) -> Checked {
         let tile = self.step.tile;
         let all = self.y.cols;
         let unit = match &self.step.kind {
             StepKind::Attention { heads, .. } => all / heads,
-            StepKind::Rope { head_dim, .. } => *head_dim,
-            StepKind::QuantAct { .. } | StepKind::LinearGlu { quant: Some(_), .. } => FX_GROUP as u32,
-            StepKind::Linear { .. }
-            | StepKind::LinearGlu { quant: None, .. }
+            StepKind::LinearGlu { quant: Some(_), .. } => FX_GROUP as u32,
+            StepKind::Linear { .. } | StepKind::LinearGlu { quant: None, .. } => LANES as u32,
+            StepKind::Embed
+            | StepKind::QuantAct { .. }
             | StepKind::Add
             | StepKind::Mul
             | StepKind::Unary { .. }
             | StepKind::Glu { .. }
-            | StepKind::Embed
-            | StepKind::SelectRows => LANES as u32,
-            StepKind::RmsNorm { .. }
+            | StepKind::RmsNorm { .. }
             | StepKind::LayerNorm { .. }
             | StepKind::RopeAngles { .. }
+            | StepKind::Rope { .. }
             | StepKind::KvAppend
+            | StepKind::SelectRows
             | StepKind::Argmax
             | StepKind::FiniteCheck => all,
         };

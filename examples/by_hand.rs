@@ -1,8 +1,7 @@
 //! Builds a graph by hand, compiles it and runs it: a bigram model, whose next letter depends on the last one only.
 //!
 //! `cargo run --example by_hand`
-
-use std::sync::Arc;
+#![allow(clippy::print_stdout, reason = "an example prints its result")]
 
 use waste::compile::{CompileOptions, compile_module};
 use waste::formats::Source;
@@ -19,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let bytes = weights();
         let (module, n) = (module(bytes.len() as u64)?, bytes.len());
         assert_eq!(n, 2 * LETTERS.len() * LETTERS.len() * 4);
-        let source = Source::from_bytes("counts", Arc::new(bytes));
+        let source = Source::from_bytes("counts", bytes);
         let options = CompileOptions { chunk: 8, ctx: Some(64), ..CompileOptions::usual() };
         compile_module(module, vec![source], &options, &mut |_| ())?
     };

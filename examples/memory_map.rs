@@ -1,6 +1,7 @@
 //! Reads a plan and prints its memory map: what every byte is for, before anything runs.
 //!
 //! `cargo run --example memory_map -- m.wplan`
+#![allow(clippy::print_stdout, reason = "an example prints its result")]
 
 use std::path::Path;
 

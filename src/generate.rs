@@ -201,7 +201,7 @@ fn validate<'p>(
         if let Some(id) = prompt.ids.iter().find(|it| **it >= vocab) {
             return refuse(format!("id {id} is outside the vocabulary of {vocab}"));
         }
-        Ok(Row::new(index, prompt, vocab, rules.hash)?)
+        Row::new(index, prompt, rules.hash)
     };
     prompts.iter().enumerate().map(check).collect()
 }

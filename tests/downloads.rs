@@ -38,3 +38,97 @@ fn gpt2s_vocabulary_gives_the_oracles_ids() {
         assert_eq!(tokenizer.decode(&ids, TextStart::Document), text);
     }
 }
+
+mod support;
+
+/// SmolLM2-135M (Q4_1, as its package ships it) against the float64 references: logits, greedy text, ids of the oracle's strings;
+/// one hash over threads, chunks and tiers.
+mod smollm2 {
+    use std::path::PathBuf;
+
+    use waste::compile::CompileOptions;
+    use waste::formats::ModelFiles;
+    use waste::text::TokenizerSpec;
+    use waste_runtime::Isa;
+
+    use super::support::{Fixture, Prompt, Run, f32s, greedy, hash, rel_l2, run};
+
+    #[derive(serde::Deserialize)]
+    struct Rows {
+        prompts: Vec<RowsOf>,
+    }
+
+    #[derive(serde::Deserialize)]
+    struct RowsOf {
+        rows: Vec<usize>,
+    }
+
+    fn fixture() -> (Fixture, Vec<Vec<usize>>) {
+        let model =
+            PathBuf::from(std::env::var_os("WASTE_TEST_SMOLLM2").expect("WASTE_TEST_SMOLLM2 names the GGUF"));
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/smollm2");
+        let oracle = std::fs::read(folder.join("oracle.json")).unwrap();
+        let rows: Rows = serde_json::from_slice(&oracle).unwrap();
+        let bytes = std::fs::read(folder.join("oracle_rows.safetensors")).unwrap();
+        let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let logits = (0..2).map(|i| f32s(tensors.tensor(&format!("logits.{i}")).unwrap().data())).collect();
+        let oracle: serde_json::Value = serde_json::from_slice(&oracle).unwrap();
+        let prompts: Vec<Prompt> = serde_json::from_value(oracle["prompts"].clone()).unwrap();
+        let files = ModelFiles::open(&model, None).unwrap();
+        (Fixture { folder, files, prompts, logits }, rows.prompts.into_iter().map(|it| it.rows).collect())
+    }
+
+    #[test]
+    fn logits_and_greedy_text_equal_the_references() {
+        let (fixture, rows) = fixture();
+        let loaded = fixture.compile(&CompileOptions {
+            ctx: Some(64),
+            chunk: 32,
+            want: Some(32),
+            ..CompileOptions::usual()
+        });
+        for (i, prompt) in fixture.prompts.iter().enumerate() {
+            let all = run(&loaded, &Run { threads: 2, ..Run::default() }, &[&prompt.ids]).remove(0);
+            let vocab = all.len() / prompt.ids.len();
+            let found: Vec<f32> =
+                rows[i].iter().flat_map(|row| &all[row * vocab..(row + 1) * vocab]).copied().collect();
+            let error = rel_l2(&found, &fixture.logits[i]);
+            assert!(error <= 1e-5, "prompt {i}: relative L2 {error:.2e}");
+            let sure = prompt.gaps.iter().take_while(|gap| **gap > 1e-3).count().min(prompt.greedy.len());
+            assert_eq!(greedy(&loaded, &prompt.ids, sure), prompt.greedy[..sure], "prompt {i}");
+        }
+    }
+
+    #[test]
+    fn one_hash_over_threads_chunks_and_tiers() {
+        let (fixture, _) = fixture();
+        let ids = &fixture.prompts[0].ids;
+        let mut hashes = std::collections::BTreeSet::new();
+        for chunk in [1, 7, 64] {
+            let options =
+                CompileOptions { ctx: Some(64), chunk, want: Some(chunk), ..CompileOptions::usual() };
+            let loaded = fixture.compile(&options);
+            for threads in [1, 2, 3] {
+                for isa in Isa::ALL {
+                    hashes.insert(hash(&run(&loaded, &Run { threads, isa, ..Run::default() }, &[ids])[0]));
+                }
+            }
+        }
+        assert_eq!(hashes.len(), 1);
+    }
+
+    #[test]
+    fn the_ggufs_tokenizer_gives_the_oracles_ids() {
+        let (fixture, _) = fixture();
+        let tokenizer = TokenizerSpec::from_model(&fixture.files).unwrap().unwrap().build().unwrap();
+        let oracle: serde_json::Value =
+            serde_json::from_str(include_str!("data/smollm2/tokenizer_oracle.json")).unwrap();
+        let cases = oracle.as_array().or_else(|| oracle["cases"].as_array()).unwrap();
+        assert!(cases.len() >= 29);
+        for case in cases {
+            let want: Vec<u32> = serde_json::from_value(case["ids"].clone()).unwrap();
+            let text = case["text"].as_str().unwrap();
+            assert_eq!(tokenizer.encode_with_specials(text).unwrap(), want, "{text:?}");
+        }
+    }
+}

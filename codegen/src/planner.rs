@@ -4,7 +4,7 @@ use waste_ir::verify::Verified;
 use waste_ir::{Module, Phase, SourceDecl, StateDecl, ValueId};
 use waste_plan::DType;
 use waste_plan::schema::{
-    KV_TILE, Memory, Model, Operand, Options, Plan, Port, PortName, Program, Source, State, Step, VERSION,
+    KV_TILE, Memory, Model, Operand, Options, Plan, Port, PortName, Program, Source, State, VERSION,
 };
 
 use crate::barriers::place_barriers;
@@ -164,8 +164,8 @@ fn plan_program(lowered: &Lowered<'_>, name: String, memory: &mut Memory) -> Pro
         memory.placement = placement.heuristic.into();
     }
     memory.scratch_lower_bound = memory.scratch_lower_bound.max(lower_bound(&intervals));
-    memory.thread = steps.iter().map(Step::thread_bytes).fold(memory.thread, u64::max);
     let (tokens, want) = lowered.map.limits();
+    memory.thread = steps.iter().map(|it| it.thread_bytes(tokens, want)).fold(memory.thread, u64::max);
     Program { name, tokens, want, steps }
 }
 

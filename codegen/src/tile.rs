@@ -8,6 +8,10 @@ use waste_plan::{FX_GROUP, LANES};
 
 /// Tokens in a tile of a matrix product in prefill: their activations stay in the second-level cache.
 const GEMM_ROWS: u32 = 64;
+/// Columns in a tile of a matrix product in prefill: kernels lay out a tile's activations once for all of them.
+const GEMM_COLS: u32 = 256;
+/// Calls of at most this many rows are matrix-vector products: their tiles are cut finer, since there is one row of them.
+const FEW_ROWS: u64 = 8;
 /// Rows in a tile of a step that works row by row.
 const ROW_TILE: u32 = 4;
 
@@ -15,14 +19,13 @@ const ROW_TILE: u32 = 4;
 pub(crate) fn tile(kind: &StepKind, rows: u64, cols: u32) -> Tile {
     let most_rows = u32::try_from(rows).unwrap_or(u32::MAX).max(1);
     match kind {
-        StepKind::Linear { .. } => Tile { rows: most_rows.min(GEMM_ROWS), cols: columns(cols, LANES as u32) },
-        StepKind::LinearGlu { quant: None, .. } => {
-            Tile { rows: most_rows.min(GEMM_ROWS), cols: columns(cols, LANES as u32) }
+        StepKind::Linear { .. } => {
+            Tile { rows: most_rows.min(GEMM_ROWS), cols: columns(rows, cols, LANES as u32) }
         }
-        StepKind::LinearGlu { quant: Some(_), .. } => Tile {
-            rows: most_rows.min(GEMM_ROWS),
-            cols: columns(cols, FX_GROUP as u32).min(2 * FX_GROUP as u32),
-        },
+        StepKind::LinearGlu { quant, .. } => {
+            let unit = if quant.is_some() { FX_GROUP } else { LANES } as u32;
+            Tile { rows: most_rows.min(GEMM_ROWS), cols: columns(rows, cols, unit) }
+        }
         StepKind::Attention { heads, .. } => Tile { rows: most_rows.min(16), cols: cols / heads },
         StepKind::Embed
         | StepKind::QuantAct { .. }
@@ -41,8 +44,8 @@ pub(crate) fn tile(kind: &StepKind, rows: u64, cols: u32) -> Tile {
     }
 }
 
-/// About sixteen tiles across, each a multiple of `unit` and between 48 and 256 columns wide.
-fn columns(cols: u32, unit: u32) -> u32 {
-    let wide = cols.div_ceil(16).clamp(48, 256);
+/// A matrix product takes wide tiles; a matrix-vector product about eight across, between 96 and 512 columns each.
+fn columns(rows: u64, cols: u32, unit: u32) -> u32 {
+    let wide = if rows > FEW_ROWS { GEMM_COLS } else { cols.div_ceil(8).clamp(96, 512) };
     wide.next_multiple_of(unit).min(cols.next_multiple_of(unit))
 }

@@ -52,6 +52,13 @@ impl Source {
         Ok(Self { path: path.to_path_buf(), bytes: Arc::new(map), stamp: stamp_of(&meta) })
     }
 
+    /// Bytes in memory that stand for the file `name`: weights of graphs that are built by hand.
+    #[must_use]
+    pub fn from_bytes(name: &str, bytes: Vec<u8>) -> Self {
+        let stamp = FileStamp { len: bytes.len() as u64, modified_ns: 0, inode: 0 };
+        Self { path: PathBuf::from(name), bytes: Arc::new(bytes), stamp }
+    }
+
     /// Where the file is.
     #[must_use]
     pub fn path(&self) -> &Path {

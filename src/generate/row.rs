@@ -12,7 +12,8 @@ use crate::text::Sampler;
 pub(super) struct Row<'p> {
     index: usize,
     prompt: &'p Prompt,
-    sampler: Sampler,
+    /// `None` once the row has ended: it holds scratch as large as the vocabulary.
+    sampler: Option<Sampler>,
     ids: Vec<u32>,
     /// Tokens of prompt and continuation that are in the session's history or in the running step.
     done: usize,
@@ -21,16 +22,11 @@ pub(super) struct Row<'p> {
 }
 
 impl<'p> Row<'p> {
-    pub(super) fn new(
-        index: usize,
-        prompt: &'p Prompt,
-        vocab: u32,
-        hash: bool,
-    ) -> Result<Self, GenerateError> {
+    pub(super) fn new(index: usize, prompt: &'p Prompt, hash: bool) -> Result<Self, GenerateError> {
         Ok(Self {
             index,
             prompt,
-            sampler: Sampler::new(prompt.sampling, vocab as usize)?,
+            sampler: Some(Sampler::new(prompt.sampling, 0)?),
             ids: Vec::new(),
             done: 0,
             hash: hash.then(Sha256::new),
@@ -69,19 +65,36 @@ impl<'p> Row<'p> {
             logits.iter().for_each(|it| hash.update(it.to_le_bytes()));
         }
         let is_plain = self.prompt.sampling.temperature == 0.0 && rules.excluded.is_empty();
-        let id = if is_plain { Some(session.next(at)) } else { self.sampler.choose(logits, &rules.excluded) };
+        let id = match &mut self.sampler {
+            _ if is_plain => Some(session.next(at)),
+            Some(sampler) => sampler.choose(logits, &rules.excluded),
+            None => None,
+        };
         let id = id.ok_or_else(|| GenerateError::Prompt {
             prompt: self.index + 1,
             reason: "every token is excluded: none is left to choose".into(),
         })?;
+        self.stop = self.take(id, session, rules, sink);
+        if self.stop.is_some() {
+            self.sampler = None;
+        }
+        Ok(())
+    }
+
+    /// Adds `id`, unless it ends the text; says whether the row has ended.
+    fn take(
+        &mut self,
+        id: u32,
+        session: &Session,
+        rules: &Rules,
+        sink: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
+    ) -> Option<StopReason> {
         if rules.stop_ids.contains(&id) {
-            self.stop = Some(StopReason::StopId(id));
-            return Ok(());
+            return Some(StopReason::StopId(id));
         }
         self.ids.push(id);
-        let flow = sink(self.index, id);
         let is_spent = self.prompt.budget.is_some_and(|it| self.ids.len() >= it as usize);
-        self.stop = if flow.is_break() {
+        if sink(self.index, id).is_break() {
             Some(StopReason::Caller)
         } else if is_spent {
             Some(StopReason::Budget)
@@ -89,8 +102,7 @@ impl<'p> Row<'p> {
             Some(StopReason::ContextFull)
         } else {
             None
-        };
-        Ok(())
+        }
     }
 
     /// What became of it; a row that has not ended was interrupted.

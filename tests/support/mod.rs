@@ -17,21 +17,21 @@ use waste_runtime::{Isa, LoadedPlan, Session, SessionOptions, Token};
 
 /// A prompt with its reference continuation.
 #[derive(serde::Deserialize)]
-pub struct Prompt {
-    pub ids: Vec<u32>,
+pub(crate) struct Prompt {
+    pub(crate) ids: Vec<u32>,
     #[serde(default)]
-    pub greedy: Vec<u32>,
+    pub(crate) greedy: Vec<u32>,
     #[serde(default)]
-    pub gaps: Vec<f64>,
+    pub(crate) gaps: Vec<f64>,
 }
 
 /// A model with float64 references.
-pub struct Fixture {
-    pub folder: PathBuf,
-    pub files: ModelFiles,
-    pub prompts: Vec<Prompt>,
+pub(crate) struct Fixture {
+    pub(crate) folder: PathBuf,
+    pub(crate) files: ModelFiles,
+    pub(crate) prompts: Vec<Prompt>,
     /// Logits of every position of each prompt, `[T · vocab]`.
-    pub logits: Vec<Vec<f32>>,
+    pub(crate) logits: Vec<Vec<f32>>,
 }
 
 #[derive(serde::Deserialize)]
@@ -41,13 +41,13 @@ struct Oracle {
 
 impl Fixture {
     /// The model `name` of tests/data/models.
-    pub fn open(name: &str) -> Self {
+    pub(crate) fn open(name: &str) -> Self {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models").join(name);
         Self::at(&folder, &folder)
     }
 
     /// The model at `model` with the references in `folder`.
-    pub fn at(model: &Path, folder: &Path) -> Self {
+    pub(crate) fn at(model: &Path, folder: &Path) -> Self {
         let files = ModelFiles::open(model, None).unwrap();
         let oracle: Oracle =
             serde_json::from_slice(&std::fs::read(folder.join("oracle.json")).unwrap()).unwrap();
@@ -60,7 +60,7 @@ impl Fixture {
     }
 
     /// The same model with its matrices rounded to Q8_0 and Q4_1 in turn, in a folder of its own. No references.
-    pub fn quantised(name: &str) -> Self {
+    pub(crate) fn quantised(name: &str) -> Self {
         let original = Self::open(name);
         let folder = std::env::temp_dir().join(format!("waste-test-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
@@ -71,7 +71,7 @@ impl Fixture {
     }
 
     /// Logits of every position by the f64 evaluator on the imported graphs, before any pass.
-    pub fn evaluate(&self, ids: &[u32]) -> Vec<f32> {
+    pub(crate) fn evaluate(&self, ids: &[u32]) -> Vec<f32> {
         let n = u32::try_from(ids.len()).unwrap();
         let options = ImportOptions { ctx: n.max(32), batch: 1, chunk: n, want: n, kv: DType::F32 };
         let module = import(&self.files, &options).unwrap();
@@ -90,22 +90,22 @@ impl Fixture {
         outputs["logits"].f64s().iter().map(|it| *it as f32).collect()
     }
 
-    pub fn compile(&self, options: &CompileOptions) -> LoadedPlan {
+    pub(crate) fn compile(&self, options: &CompileOptions) -> LoadedPlan {
         compile(&self.files, options, &mut |_| ()).unwrap().load(&Silent).unwrap()
     }
 }
 
-pub fn f32s(bytes: &[u8]) -> Vec<f32> {
+pub(crate) fn f32s(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|it| f32::from_le_bytes(it.try_into().unwrap())).collect()
 }
 
 /// How to run.
 #[derive(Clone)]
-pub struct Run {
-    pub threads: usize,
-    pub isa: Isa,
+pub(crate) struct Run {
+    pub(crate) threads: usize,
+    pub(crate) isa: Isa,
     /// Most tokens a step; 0: what the plan takes.
-    pub step: usize,
+    pub(crate) step: usize,
 }
 
 impl Default for Run {
@@ -114,7 +114,7 @@ impl Default for Run {
     }
 }
 
-pub fn session(loaded: &LoadedPlan, how: &Run) -> Session {
+pub(crate) fn session(loaded: &LoadedPlan, how: &Run) -> Session {
     let options = SessionOptions {
         threads: how.threads,
         cpus: Vec::new(),
@@ -128,7 +128,7 @@ pub fn session(loaded: &LoadedPlan, how: &Run) -> Session {
 }
 
 /// Logits of every position of each prompt, all prompts side by side in steps as full as the plan allows.
-pub fn run(loaded: &LoadedPlan, how: &Run, prompts: &[&[u32]]) -> Vec<Vec<f32>> {
+pub(crate) fn run(loaded: &LoadedPlan, how: &Run, prompts: &[&[u32]]) -> Vec<Vec<f32>> {
     let mut session = session(loaded, how);
     let most = if how.step > 0 { how.step } else { session.limits().0.min(session.limits().1) as usize };
     let mut left: BTreeMap<u32, &[u32]> = (0..).zip(prompts.iter().copied()).collect();
@@ -150,7 +150,7 @@ pub fn run(loaded: &LoadedPlan, how: &Run, prompts: &[&[u32]]) -> Vec<Vec<f32>> 
 }
 
 /// `n` greedy tokens after `ids`.
-pub fn greedy(loaded: &LoadedPlan, ids: &[u32], n: usize) -> Vec<u32> {
+pub(crate) fn greedy(loaded: &LoadedPlan, ids: &[u32], n: usize) -> Vec<u32> {
     let mut session = session(loaded, &Run::default());
     let most = session.limits().0 as usize;
     let mut out = Vec::new();
@@ -171,14 +171,14 @@ pub fn greedy(loaded: &LoadedPlan, ids: &[u32], n: usize) -> Vec<u32> {
     out
 }
 
-pub fn hash(logits: &[f32]) -> String {
+pub(crate) fn hash(logits: &[f32]) -> String {
     let mut hash = Sha256::new();
     logits.iter().for_each(|it| hash.update(it.to_le_bytes()));
     hash.finalize().iter().map(|it| format!("{it:02x}")).collect()
 }
 
 /// ‖a − b‖ / ‖b‖.
-pub fn rel_l2(found: &[f32], expected: &[f32]) -> f64 {
+pub(crate) fn rel_l2(found: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let sum = |f: &dyn Fn(f64, f64) -> f64| -> f64 {
         found.iter().zip(expected).map(|(a, b)| f(f64::from(*a), f64::from(*b))).sum()
@@ -187,6 +187,6 @@ pub fn rel_l2(found: &[f32], expected: &[f32]) -> f64 {
 }
 
 #[path = "gguf.rs"]
-pub mod gguf;
+pub(crate) mod gguf;
 #[path = "quantise.rs"]
-pub mod quantise;
+pub(crate) mod quantise;

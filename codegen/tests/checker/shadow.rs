@@ -169,9 +169,12 @@ impl<'p> Shadow<'p> {
             _ => return self.blame("writes where it may not"),
         };
         let unit = if y.dtype.fx().is_some() { 128 } else { 16 };
-        let is_whole =
-            step.tile.cols >= y.cols || kernel.family == Family::Attention || kernel.family == Family::Rope;
-        if !is_whole && !step.tile.cols.is_multiple_of(unit) {
+        let is_whole = step.tile.cols >= y.cols || is_append;
+        let cuts_columns = matches!(kernel.family, Family::Product | Family::Attention);
+        if !is_whole && !cuts_columns {
+            return self.blame("a step of whole rows cut across them: each tile would do all of the row");
+        }
+        if !is_whole && kernel.family == Family::Product && !step.tile.cols.is_multiple_of(unit) {
             return self.blame("tiles that cut a group or a line of lanes");
         }
         // Quantised rows and reductions are never cut.

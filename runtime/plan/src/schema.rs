@@ -322,9 +322,12 @@ pub struct Step {
 impl Step {
     /// Scratch that one thread needs for a tile: the product of a linear with a residual, both products of a gated one and a
     /// row of either form for its quantised result, a row of a norm and a missing bias, scores and sums of attention.
+    ///
+    /// `tokens`, `want`: the largest call of the program.
     #[must_use]
-    pub fn thread_bytes(&self) -> u64 {
-        let (rows, cols) = (u64::from(self.tile.rows), u64::from(self.tile.cols));
+    pub fn thread_bytes(&self, tokens: u32, want: u32) -> u64 {
+        let most = self.writes.first().map_or(0, |it| it.rows.count(tokens, want));
+        let (rows, cols) = (u64::from(self.tile.rows).min(most), u64::from(self.tile.cols));
         let x_cols = self.reads.first().map_or(0, |it| u64::from(it.cols));
         let tile = rows.saturating_mul(cols).saturating_mul(4);
         let bytes = match self.kind {

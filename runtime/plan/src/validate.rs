@@ -15,7 +15,7 @@ mod step;
 
 use std::fmt;
 
-use crate::schema::{Plan, PortName, Step, VERSION, Weight};
+use crate::schema::{Plan, PortName, Program, VERSION, Weight};
 use crate::{DType, Packing};
 
 /// Most steps of all programs together.
@@ -167,8 +167,8 @@ fn options(plan: &Plan, report: &mut Report) {
             ensure(bytes <= MAX_SPACE, || format!("{name} memory of {bytes} bytes, at most {MAX_SPACE}"));
         report.check(At::Plan, bounded);
     }
-    let steps = plan.programs.iter().flat_map(|it| &it.steps);
-    let thread = steps.map(Step::thread_bytes).max().unwrap_or(0);
+    let largest = |it: &Program| it.steps.iter().map(|step| step.thread_bytes(it.tokens, it.want)).max();
+    let thread = plan.programs.iter().filter_map(largest).max().unwrap_or(0);
     let enough = ensure(memory.thread >= thread, || {
         format!("thread memory of {} bytes, the largest tile needs {thread}", memory.thread)
     });

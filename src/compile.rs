@@ -263,6 +263,11 @@ fn finish(
     clock.lap("verify");
     let vocab = module.info.vocab;
     let text = origin.tokenizer.as_ref().map(TokenizerSpec::to_section).unwrap_or_default();
+    let stop_ids = match (&origin.tokenizer, origin.files) {
+        (Some(tokenizer), _) => tokenizer.stop_ids().to_vec(),
+        (None, Some(files)) => stop_ids(files, vocab)?,
+        (None, None) => Vec::new(),
+    };
     let text_bytes = origin.tokenizer.map(TokenizerSpec::build).transpose()?.map_or(0, |it| it.heap_bytes());
     clock.lap("text");
     let request = PlanRequest {
@@ -271,7 +276,7 @@ fn finish(
         params,
         source_bytes,
         text_bytes,
-        stop_ids: origin.files.map(|it| stop_ids(it, vocab)).transpose()?.unwrap_or_default(),
+        stop_ids,
     };
     let plan = waste_codegen::plan(&verified, &request)?;
     clock.lap("plan");

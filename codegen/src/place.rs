@@ -25,9 +25,9 @@ pub(crate) fn place(intervals: &[Interval]) -> Placement {
     let mut by_start: Vec<usize> = (0..intervals.len()).collect();
     by_start.sort_by_key(|i| (intervals[*i].start, std::cmp::Reverse(intervals[*i].bytes), *i));
     let tries = [
-        greedy(intervals, &by_size, Fit::Lowest, "by size"),
-        greedy(intervals, &by_start, Fit::Lowest, "by start"),
-        greedy(intervals, &by_start, Fit::BestGap, "best gap"),
+        greedy(intervals, &by_size, Fit::Lowest, "size"),
+        greedy(intervals, &by_start, Fit::Lowest, "start"),
+        greedy(intervals, &by_start, Fit::BestGap, "gap"),
     ];
     let best = tries.into_iter().reduce(|a, b| if b.bytes < a.bytes { b } else { a }).expect("three tries");
     if best.bytes > bound && intervals.len() <= EXACT_CLASSES {
@@ -111,7 +111,7 @@ impl Search<'_> {
             return;
         }
         if placed.len() == self.intervals.len() {
-            self.best = Placement { offsets: offsets.clone(), bytes, heuristic: "exact" };
+            self.best = Placement { offsets: offsets.clone(), bytes, heuristic: "search" };
             return;
         }
         for at in 0..self.order.len() {

@@ -15,11 +15,12 @@ use waste_passes::{Event, PipelineOptions, PipelineReport};
 use waste_plan::file::{FileError, PlanWriter, WeightsAt};
 use waste_plan::ids::EntityRef;
 use waste_plan::schema::{Options, Plan};
+use waste_plan::validate::{ValidateError, validate};
 use waste_plan::{DType, Math};
 use waste_runtime::{LoadedPlan, RuntimeError};
 
 use crate::formats::{FormatError, ModelFiles, Source};
-use crate::models::{ImportOptions, ModelError, import, trained_ctx};
+use crate::models::{ImportOptions, ModelError, import, source_decls, trained_ctx};
 use crate::progress::Progress;
 use crate::text::{TextError, TokenizerSpec, stop_ids};
 
@@ -103,6 +104,12 @@ pub enum CompileError {
     /// A graph cannot be planned.
     #[error(transparent)]
     Plan(#[from] waste_codegen::PlanError),
+    /// The graphs ask for a plan that no runtime would load; the first of `errors` is shown.
+    #[error("the plan would be refused: {}{}", .errors[0], more(.errors.len()))]
+    Invalid {
+        /// All errors, in order.
+        errors: Vec<ValidateError>,
+    },
     /// The plan is larger than allowed.
     #[error("needs {needs} bytes of memory, {limit} are allowed")]
     Memory {
@@ -220,6 +227,14 @@ pub fn compile_module(
     finish(module, Origin { files: None, tokenizer: None, sources }, options, observer, Clock::default())
 }
 
+/// The hash of the header of the file at `path`, which is one of `files`.
+fn header_hash(files: &ModelFiles, path: &Path) -> Option<String> {
+    let wanted = path.canonicalize().ok()?;
+    let decls = source_decls(files);
+    let at = files.sources().iter().position(|it| it.path().canonicalize().is_ok_and(|it| it == wanted))?;
+    Some(decls[at].header_sha256.clone())
+}
+
 fn open_sources(module: &Module, folder: &Path) -> Result<Vec<Source>, CompileError> {
     let open = |decl: &waste_ir::SourceDecl| {
         let path = folder.join(&decl.path);
@@ -227,6 +242,12 @@ fn open_sources(module: &Module, folder: &Path) -> Result<Vec<Source>, CompileEr
         let found = source.bytes().len() as u64;
         if found != decl.bytes {
             let message = format!("has {found} bytes, the text was made from {}", decl.bytes);
+            return Err(CompileError::Source { path: path.display().to_string(), message });
+        }
+        let hash = ModelFiles::open(&path, None).ok().and_then(|it| header_hash(&it, &path));
+        if let Some(hash) = hash.filter(|it| *it != decl.header_sha256) {
+            let message =
+                format!("has a header of SHA-256 {hash}, the text was made from {}", decl.header_sha256);
             return Err(CompileError::Source { path: path.display().to_string(), message });
         }
         Ok(source)
@@ -280,6 +301,7 @@ fn finish(
     };
     let plan = waste_codegen::plan(&verified, &request)?;
     clock.lap("plan");
+    validate(&plan).map_err(|errors| CompileError::Invalid { errors })?;
     let needs = waste_runtime::needed_bytes(&plan, 1);
     if let Some(limit) = options.max_mem.filter(|it| *it < needs) {
         return Err(CompileError::Memory { needs, limit });
@@ -345,6 +367,7 @@ impl Compiled {
     /// [`CompileError::File`].
     pub fn write(&self, path: &Path, embed: bool, progress: &dyn Progress) -> Result<Plan, CompileError> {
         let mut plan = self.plan.clone();
+        self.refuse_source(path)?;
         self.relative_sources(&mut plan, path);
         if !embed {
             weights::checksums(&mut plan, &self.sources, progress);
@@ -383,6 +406,19 @@ impl Compiled {
     #[must_use]
     pub fn source(&self, id: SourceId) -> &[u8] {
         self.sources[id.index()].bytes()
+    }
+
+    /// A plan never takes the place of a file that its weights come from.
+    fn refuse_source(&self, path: &Path) -> Result<(), CompileError> {
+        let Ok(target) = path.canonicalize() else { return Ok(()) };
+        let is_target = |it: &&Source| it.path().canonicalize().is_ok_and(|it| it == target);
+        match self.sources.iter().find(is_target) {
+            None => Ok(()),
+            Some(source) => Err(CompileError::Source {
+                path: source.name(),
+                message: "holds weights of this model: write the plan elsewhere".into(),
+            }),
+        }
     }
 
     /// Paths of sources as seen from the plan's folder, where that is possible.

@@ -388,3 +388,42 @@ fn help_is_reviewed() {
         }
     });
 }
+
+/// A plan is never written over a device or over the weights it comes from; sizes that a plan cannot have are refused.
+#[test]
+fn outputs_and_sizes_that_cannot_be_are_refused() {
+    let dir = std::env::temp_dir().join(format!("waste-cli-outputs-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models/gpt2-rand-f32");
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixture.join(name), dir.join(name)).unwrap();
+    }
+    let waste = |args: &[&str]| {
+        let out = std::process::Command::new(env!("CARGO_BIN_EXE_waste"))
+            .current_dir(&dir)
+            .args(args)
+            .output()
+            .unwrap();
+        (out.status.code(), String::from_utf8_lossy(&out.stderr).into_owned())
+    };
+    let before = std::fs::read(dir.join("model.safetensors")).unwrap();
+    let (code, said) = waste(&["compile", ".", "-o", "model.safetensors"]);
+    assert!(code == Some(1) && said.contains("holds weights of this model"), "{code:?} {said}");
+    assert_eq!(std::fs::read(dir.join("model.safetensors")).unwrap(), before);
+    std::fs::create_dir_all(dir.join("folder.wplan")).unwrap();
+    let (code, said) = waste(&["compile", ".", "-o", "folder.wplan"]);
+    assert!(code == Some(1) && said.contains("not a regular file"), "{code:?} {said}");
+    assert_eq!(waste(&["compile", ".", "-o", "m.wplan"]).0, Some(0));
+    let (code, said) = waste(&["plan", "m.wplan", "--ctx", "7"]);
+    assert!(code == Some(2) && said.contains("compiled for 96"), "{code:?} {said}");
+    let mut bytes = std::fs::read(dir.join("m.wplan")).unwrap();
+    let last = bytes.len() - 200;
+    bytes[last] ^= 1;
+    std::fs::write(dir.join("m.wplan"), bytes).unwrap();
+    let (code, said) = waste(&["check", "m.wplan"]);
+    assert!(
+        code == Some(3) && said.contains("m.wplan: weight '") && said.contains("damaged"),
+        "{code:?} {said}"
+    );
+    std::fs::remove_dir_all(&dir).unwrap();
+}

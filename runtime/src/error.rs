@@ -50,8 +50,14 @@ pub enum RuntimeError {
     #[error("{0}")]
     Batch(String),
     /// A packed weight does not have the bytes that were written at compile.
-    #[error("weight '{name}' is damaged: CRC-32C {found:08x}, expected {expected:08x}")]
+    #[error(
+        "{file}: weight '{name}' at {offset:#x} is damaged: CRC-32C {found:08x}, expected {expected:08x}"
+    )]
     Damaged {
+        /// The plan.
+        file: String,
+        /// Where the weight begins in the plan file, or in memory where it was repacked from its sources.
+        offset: u64,
         /// The weight.
         name: String,
         /// CRC of the bytes there.

@@ -17,6 +17,8 @@ use crate::weights::{MappedFile, WeightBytes};
 /// A validated plan with its weights. Cheap to clone; sessions share it.
 #[derive(Clone, Debug)]
 pub struct LoadedPlan {
+    /// The file, for messages.
+    name: Arc<str>,
     plan: Arc<Plan>,
     weights: WeightBytes,
     /// IR text and tokenizer bytes.
@@ -44,7 +46,8 @@ impl LoadedPlan {
             let found = weights.bytes().len();
             return Err(bad(format!("weights take {} bytes, the file holds {found}", plan.memory.weights)));
         }
-        Ok(Self { plan: Arc::new(plan), weights, ir, text })
+        let name = Arc::from(path.to_string_lossy());
+        Ok(Self { name, plan: Arc::new(plan), weights, ir, text })
     }
 
     /// A plan that was never written to a file, with its packed weights.
@@ -64,6 +67,7 @@ impl LoadedPlan {
         let mut buffer = Buffer::new(weights.len() as u64, "weights")?;
         buffer.bytes_mut()[..weights.len()].copy_from_slice(weights);
         Ok(Self {
+            name: Arc::from("(in memory)"),
             plan: Arc::new(plan),
             weights: WeightBytes::Owned(Arc::new(buffer)),
             ir: Arc::from(ir),
@@ -87,6 +91,29 @@ impl LoadedPlan {
     #[must_use]
     pub fn text(&self) -> &[u8] {
         &self.text
+    }
+
+    /// Compares the CRC of every packed weight with the plan's, on all cores.
+    ///
+    /// # Errors
+    /// [`RuntimeError::Damaged`], for the first that differs.
+    pub fn verify_weights(&self) -> Result<(), RuntimeError> {
+        let crcs: Vec<u32> =
+            (0..self.plan.weights.len()).into_par_iter().map(|it| crc32c::crc32c(self.weight(it))).collect();
+        let bad = self.plan.weights.iter().zip(&crcs).position(|(weight, crc)| weight.crc32c != *crc);
+        bad.map_or(Ok(()), |index| Err(self.damaged(index, crcs[index])))
+    }
+
+    /// The error for weight `index`, whose bytes have CRC `found`.
+    pub(crate) fn damaged(&self, index: usize, found: u32) -> RuntimeError {
+        let weight = &self.plan.weights[index];
+        RuntimeError::Damaged {
+            file: self.name.to_string(),
+            offset: self.weights.starts_at() + weight.offset,
+            name: weight.name.clone(),
+            found,
+            expected: weight.crc32c,
+        }
     }
 
     pub(crate) fn shared_plan(&self) -> Arc<Plan> {

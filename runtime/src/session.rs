@@ -69,6 +69,7 @@ pub struct Counters {
 /// A loaded plan with memory and threads.
 #[derive(Debug)]
 pub struct Session {
+    loaded: LoadedPlan,
     plan: Arc<Plan>,
     spaces: Spaces,
     table: KernelTable,
@@ -138,6 +139,7 @@ impl Session {
             profile,
             counters: Counters::default(),
             plan,
+            loaded: loaded.clone(),
         })
     }
 
@@ -406,9 +408,8 @@ impl Session {
             });
         })?;
         let at = bad.into_inner();
-        if let Some(weight) = self.plan.weights.get(at) {
-            let found = crc32c::crc32c(self.spaces.weight(as_u32(at)));
-            return Err(RuntimeError::Damaged { name: weight.name.clone(), found, expected: weight.crc32c });
+        if at < plan.weights.len() {
+            return Err(self.loaded.damaged(at, crc32c::crc32c(self.spaces.weight(as_u32(at)))));
         }
         self.is_verified = true;
         Ok(())

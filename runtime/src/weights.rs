@@ -23,6 +23,10 @@ impl MappedFile {
     /// # Errors
     /// If it cannot be opened or mapped.
     pub fn open(path: &Path) -> std::io::Result<Self> {
+        // Asked before opening, since opening a pipe waits for its writer.
+        if !std::fs::metadata(path)?.is_file() {
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "not a regular file"));
+        }
         let file = File::open(path)?;
         if file.metadata()?.len() == 0 {
             return Ok(Self { map: None });
@@ -53,6 +57,14 @@ pub(crate) enum WeightBytes {
 }
 
 impl WeightBytes {
+    /// Where they begin in their file; 0 in memory of their own.
+    pub(crate) fn starts_at(&self) -> u64 {
+        match self {
+            Self::Mapped(_, range) => range.start as u64,
+            Self::Owned(_) => 0,
+        }
+    }
+
     pub(crate) fn bytes(&self) -> &[u8] {
         match self {
             Self::Mapped(file, range) => &file.bytes()[range.clone()],

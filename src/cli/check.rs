@@ -33,6 +33,10 @@ pub(crate) fn run(args: &CheckArgs, cx: &Cx) -> Result<(), CliError> {
     let loaded = open::open_plan(&args.plan)?;
     cx.print(&format!("{name}: structure is valid (version {})\n", loaded.plan().version))?;
     prove(&loaded, cx)?;
+    if !args.machine.no_verify {
+        loaded.verify_weights().map_err(|err| CliError::Difference(err.to_string()))?;
+        cx.print(&format!("weights: {} checksums equal\n", loaded.plan().weights.len()))?;
+    }
     let setup = open::setup(&loaded, &args.machine, args.limits.max_mem, cx)?;
     let needs = needed_bytes(loaded.plan(), setup.options.threads);
     if let Some(limit) = setup.options.max_mem.filter(|it| *it < needs) {

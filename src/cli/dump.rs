@@ -39,14 +39,11 @@ enum Shown {
 }
 
 pub(crate) fn run(args: &DumpArgs, cx: &Cx) -> Result<(), CliError> {
-    let is_plan = open::is_plan(&args.target.target);
-    let shown = match (is_plan, args.passes) {
-        (true, true) => Shown::Text(pass_report(&open::open_plan(&args.target.target)?)),
-        (true, false) => of_plan(&open::open_plan(&args.target.target)?, stage(args, "final"))?,
-        (false, true) => {
-            let options = args.sizes.options(&args.limits, 1);
-            Shown::Text(open::compile_model(&args.target.target, &options, cx)?.report.table(false))
-        }
+    let (target, options) = (&args.target.target, args.sizes.options(&args.limits, 1));
+    let shown = match (open::is_plan(target), args.passes) {
+        (true, true) => Shown::Text(pass_report(&open::open_plan_as(target, &options)?)),
+        (true, false) => of_plan(&open::open_plan_as(target, &options)?, stage(args, "final"))?,
+        (false, true) => Shown::Text(open::compile_model(target, &options, cx)?.report.table(false)),
         (false, false) => of_model(args, stage(args, "import"), cx)?,
     };
     match shown {

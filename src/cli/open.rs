@@ -16,6 +16,9 @@ use super::error::CliError;
 /// Whether `path` is a plan file: by its first bytes, or by its name if it cannot be read.
 pub(crate) fn is_plan(path: &Path) -> bool {
     let mut magic = [0; 4];
+    if !path.is_file() {
+        return has_plan_name(path);
+    }
     let read = std::fs::File::open(path).and_then(|mut it| it.read_exact(&mut magic));
     match read {
         Ok(()) => magic == *b"WPLN" || has_plan_name(path),
@@ -55,6 +58,23 @@ pub(crate) fn open_model(model: &Path, cx: &Cx) -> Result<ModelFiles, CliError> 
 /// As [`compile`].
 pub(crate) fn compile_model(model: &Path, options: &CompileOptions, cx: &Cx) -> Result<Compiled, CliError> {
     Ok(compile(&open_model(model, cx)?, options, &mut |_| {})?)
+}
+
+/// Opens the plan file `path` for a verb that takes models too, and so has the flags of the compiler.
+///
+/// # Errors
+/// As [`open_plan`]; if a flag asks for another size than the plan was compiled for: it could only be ignored.
+pub(crate) fn open_plan_as(path: &Path, options: &CompileOptions) -> Result<LoadedPlan, CliError> {
+    let loaded = open_plan(path)?;
+    let has = &loaded.plan().options;
+    if let Some(ctx) = options.ctx.filter(|it| *it != has.ctx) {
+        let name = path.display();
+        return Err(CliError::Usage(format!(
+            "--ctx {ctx}: {name} was compiled for {}; compile anew",
+            has.ctx
+        )));
+    }
+    Ok(loaded)
 }
 
 /// A plan file opened, or a model compiled and packed in memory.

@@ -30,10 +30,10 @@ pub(crate) struct PlanArgs {
 
 pub(crate) fn run(args: &PlanArgs, cx: &Cx) -> Result<(), CliError> {
     let target = &args.target.target;
+    let options = args.shape.options(&args.limits, 1);
     let plan = if open::is_plan(target) {
-        open::open_plan(target)?.plan().clone()
+        open::open_plan_as(target, &options)?.plan().clone()
     } else {
-        let options = args.shape.options(&args.limits, 1);
         open::compile_model(target, &options, cx)?.plan
     };
     let needs = needed_bytes(&plan, 1);

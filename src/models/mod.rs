@@ -35,6 +35,7 @@ use waste_ir::{BuildError, Module};
 use waste_plan::DType;
 
 use crate::formats::{Format, FormatError, ModelFiles, shown};
+pub use weights::source_decls;
 
 /// What a model is imported for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -31,7 +31,7 @@ impl<'a> Weights<'a> {
     /// A module that names the files of `files` as its sources and has no weights yet.
     pub(super) fn new(files: &'a ModelFiles) -> Self {
         let mut module = Module::default();
-        let sources = declare_sources(&mut module, files);
+        let sources = source_decls(files).into_iter().map(|it| module.sources.push(it)).collect();
         Self { module, files, sources, taken: BTreeSet::new() }
     }
 
@@ -106,8 +106,9 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// Declares each file with its length and the hash of all that lies before its first tensor.
-fn declare_sources(module: &mut Module, files: &ModelFiles) -> Vec<SourceId> {
+/// Each file with its length and the hash of all that lies before its first tensor.
+#[must_use]
+pub fn source_decls(files: &ModelFiles) -> Vec<SourceDecl> {
     let mut header_ends: Vec<u64> = files.sources().iter().map(|it| it.stamp().len).collect();
     for info in files.tensors().values() {
         header_ends[info.file] = header_ends[info.file].min(info.offset);
@@ -115,11 +116,11 @@ fn declare_sources(module: &mut Module, files: &ModelFiles) -> Vec<SourceId> {
     let declare = |(source, end): (&crate::formats::Source, u64)| {
         let bytes = source.bytes();
         let header = &bytes[..usize::try_from(end).unwrap_or(usize::MAX).min(bytes.len())];
-        module.sources.push(SourceDecl {
+        SourceDecl {
             path: source.path().to_string_lossy().into_owned(),
             bytes: source.stamp().len,
             header_sha256: hex(&Sha256::digest(header)),
-        })
+        }
     };
     files.sources().iter().zip(header_ends).map(declare).collect()
 }

@@ -22,7 +22,14 @@ pub(super) struct TempFile {
 
 impl TempFile {
     /// Creates an empty file that will become `target`.
+    ///
+    /// # Errors
+    /// If something else than a regular file has that name: a device or folder is never replaced.
     pub(super) fn create(target: &Path) -> Result<Self, FileError> {
+        if std::fs::metadata(target).is_ok_and(|it| !it.is_file()) {
+            let reason = format!("{} is not a regular file", target.display());
+            return Err(FileError::Unwritable { reason });
+        }
         for number in 0..MAX_WRITERS {
             let path = temp_path(target, number)?;
             remove_if_dead(&path);

@@ -159,7 +159,7 @@ fn each_row(rng: &mut Rng, call: impl Fn(&[f32], &[f32], &mut [f32]), seen: &mut
 }
 
 fn unaries(table: &KernelTable, rng: &mut Rng, seen: &mut Seen) {
-    for kind in Unary::ALL {
+    for &kind in Unary::ALL {
         rows_of(rng, |x, _| {
             for scale in [1.0, 30.0] {
                 let mut y: Vec<f32> = x.iter().map(|x| x * scale).collect();
@@ -175,7 +175,7 @@ fn unaries(table: &KernelTable, rng: &mut Rng, seen: &mut Seen) {
 }
 
 fn glus(table: &KernelTable, rng: &mut Rng, seen: &mut Seen) {
-    for kind in Unary::ALL {
+    for &kind in Unary::ALL {
         each_row(rng, |x, w, y| table.glu(kind, x, w, y), seen);
     }
 }

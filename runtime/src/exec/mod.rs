@@ -11,7 +11,7 @@ mod rows;
 
 use std::ops::Range;
 
-use waste_kernels::{KernelTable, Unary};
+use waste_kernels::KernelTable;
 use waste_plan::schema::{Place, Step, StepKind};
 use waste_plan::{Act, DType, UnaryKind};
 
@@ -105,26 +105,12 @@ impl Exec<'_> {
 }
 
 /// The kernel of an activation; `None` for the identity.
-fn act_kernel(act: Act) -> Option<Unary> {
+fn act_kernel(act: Act) -> Option<UnaryKind> {
     match act {
         Act::None => None,
-        Act::Silu => Some(Unary::Silu),
-        Act::GeluTanh => Some(Unary::GeluTanh),
-        Act::GeluErf => Some(Unary::GeluErf),
-        Act::Relu => Some(Unary::Relu),
-    }
-}
-
-fn unary_kernel(kind: UnaryKind) -> Unary {
-    match kind {
-        UnaryKind::Silu => Unary::Silu,
-        UnaryKind::GeluTanh => Unary::GeluTanh,
-        UnaryKind::GeluErf => Unary::GeluErf,
-        UnaryKind::Relu => Unary::Relu,
-        UnaryKind::Sigmoid => Unary::Sigmoid,
-        UnaryKind::Softplus => Unary::Softplus,
-        UnaryKind::Tanh => Unary::Tanh,
-        UnaryKind::Exp => Unary::Exp,
-        UnaryKind::Neg => Unary::Neg,
+        Act::Silu => Some(UnaryKind::Silu),
+        Act::GeluTanh => Some(UnaryKind::GeluTanh),
+        Act::GeluErf => Some(UnaryKind::GeluErf),
+        Act::Relu => Some(UnaryKind::Relu),
     }
 }

@@ -4,7 +4,7 @@ use waste_kernels::FxRowMut;
 use waste_plan::schema::{Operand, Step};
 use waste_plan::{DType, LANES, Packing, RopeStyle, UnaryKind};
 
-use super::{Exec, Part, unary_kernel};
+use super::{Exec, Part};
 
 impl Exec<'_> {
     /// Row `ids[t]` of the table, from a packed block or a plain row.
@@ -103,7 +103,7 @@ impl Exec<'_> {
         self.copy_unless_in_place(step, &part);
         let mut y = self.spaces.tile(&step.writes[0], part.rows, part.cols);
         for t in 0..y.rows() {
-            self.table.unary(unary_kernel(kind), y.row_mut(t));
+            self.table.unary(kind, y.row_mut(t));
         }
     }
 

@@ -93,13 +93,13 @@ fn find_attr<A: Attr>(op: &str, key: &str, given: &[(&str, &str)]) -> Result<A, 
 }
 
 ops! {
-    /// y[t] = w[ids[t]], decoded to f32.  ids: i32[T], w: any[V, n], y: f32[T, n].
+    /// y[t] = w[ids[t]], decoded to f32.  ids: `i32[T]`, w: `any[V, n]`, y: `f32[T, n]`.
     "embed" Embed ("ids", "w") {} -> 1;
-    /// Fixed-point activations in groups of 128 (numerics §2).  x: f32[m, n], y: fx[m, n].  The evaluator's identity.
+    /// Fixed-point activations in groups of 128 (numerics §2).  x: `f32[m, n]`, y: `fx[m, n]`.  The evaluator's identity.
     "quant_act" QuantAct ("x") { math: Math } -> 1;
-    /// y = act(x · wᵀ + bias) + residual.  x: f32 or fx[m, k], w: any[n, k], bias: f32[n], residual: f32[m, n], y: f32[m, n].
+    /// y = act(x · wᵀ + bias) + residual.  x: f32 or `fx[m, k]`, w: `any[n, k]`, bias: `f32[n]`, residual: `f32[m, n]`, y: `f32[m, n]`.
     "linear" Linear ("x", "w", "bias?", "residual?") { act: Act } -> 1;
-    /// y = act(x · gateᵀ) ∘ (x · upᵀ).  x: f32 or fx[m, k], gate, up: any[n, k], y: f32[m, n], or fx[m, n] by `quant`.
+    /// y = act(x · gateᵀ) ∘ (x · upᵀ).  x: f32 or `fx[m, k]`, gate, up: `any[n, k]`, y: `f32[m, n]`, or `fx[m, n]` by `quant`.
     /// Shazeer 2020, eq. 6.
     "linear_glu" LinearGlu ("x", "gate", "up") { act: Act, quant: Option<Math> } -> 1;
     /// y = lhs + rhs, elementwise.  f32, equal shapes.
@@ -110,41 +110,41 @@ ops! {
     "unary" Unary ("x") { kind: UnaryKind } -> 1;
     /// y = act(gate) ∘ up, elementwise.  f32, equal shapes.  Shazeer 2020.
     "glu" Glu ("gate", "up") { act: Act } -> 1;
-    /// y[i] = x[i] / sqrt(mean(x²) + eps) · w[i] over the last dimension.  x: f32[.., n], w: f32[n], y: f32, or fx by `quant`.
+    /// y[i] = x[i] / sqrt(mean(x²) + eps) · w[i] over the last dimension.  x: `f32[.., n]`, w: `f32[n]`, y: f32, or fx by `quant`.
     /// Zhang & Sennrich 2019, eq. 4; eps as in Llama.
     "rms_norm" RmsNorm ("x", "w") { eps: f32, quant: Option<Math> } -> 1;
-    /// y[i] = (x[i] − mean) / sqrt(var + eps) · w[i] + b[i] over the last dimension.  x: f32[m, n], w, b: f32[n].
+    /// y[i] = (x[i] − mean) / sqrt(var + eps) · w[i] + b[i] over the last dimension.  x: `f32[m, n]`, w, b: `f32[n]`.
     /// Ba et al. 2016, biased variance.
     "layer_norm" LayerNorm ("x", "w", "b?") { eps: f32, quant: Option<Math> } -> 1;
     /// cos and sin of pos · freq_i for freq_i = base^(−2i/dims) after `scaling`, divided by factors[i] if given.
-    /// pos: i32[T], factors: f32[dims/2], y: f32[T, dims]: all cosines, then all sines.  Su et al. 2021.
+    /// pos: `i32[T]`, factors: `f32[dims/2]`, y: `f32[T, dims]`: all cosines, then all sines.  Su et al. 2021.
     "rope_angles" RopeAngles ("pos", "factors?") { dims: u32, base: f64, scaling: RopeScaling } -> 1;
-    /// Rotates the first `dims` (of `angles`) elements of each head.  x: f32[T, heads · head_dim], angles: f32[T, dims].
+    /// Rotates the first `dims` (of `angles`) elements of each head.  x: `f32[T, heads · head_dim]`, angles: `f32[T, dims]`.
     /// (a, b) → (a cos − b sin, b cos + a sin).  Su et al. 2021, eq. 34.
     "rope" Rope ("x", "angles") { head_dim: u32, style: RopeStyle } -> 1;
-    /// The next version of a cache, x[t] stored at (row[t], pos[t]).  cache: state[B, S, heads, d], x: f32[T, heads · d].
+    /// The next version of a cache, x[t] stored at (row[t], pos[t]).  cache: `state[B, S, heads, d]`, x: `f32[T, heads · d]`.
     "kv_append" KvAppend ("cache", "x", "row", "pos") {} -> 1;
     /// Causal grouped attention over the cache: y[t, h] = softmax(scale · q[t, h] · k[row, ≤ pos, g]) · v, g = h / (H / heads).
-    /// q: f32[T, H · d], k: state[B, S, heads, d], v: state[B, S, heads, dv], y: f32[T, H · dv].
+    /// q: `f32[T, H · d]`, k: `state[B, S, heads, d]`, v: `state[B, S, heads, dv]`, y: `f32[T, H · dv]`.
     /// Vaswani et al. 2017, eq. 1; Ainslie et al. 2023; order of summation in numerics §3.
     "attention" Attention ("q", "k", "v", "row", "pos") { scale: f32 } -> 1;
-    /// y[r] = x[want[r]].  x: f32[T, n], want: i32[R], y: f32[R, n].
+    /// y[r] = x[want[r]].  x: `f32[T, n]`, want: `i32[R]`, y: `f32[R, n]`.
     "select_rows" SelectRows ("x", "want") {} -> 1;
-    /// A view of columns start … start + len.  x: f32[m, n], y: f32[m, len].
+    /// A view of columns start … start + len.  x: `f32[m, n]`, y: `f32[m, len]`.
     "slice" Slice ("x") { start: u32, len: u32 } -> 1;
-    /// A row-major view with `cols` columns.  x: f32[m, n], y: f32[m · n / cols, cols].
+    /// A row-major view with `cols` columns.  x: `f32[m, n]`, y: `f32[m · n / cols, cols]`.
     "reshape" Reshape ("x") { cols: u32 } -> 1;
-    /// y[r] = the id of the largest x[r]; ties go to the lower id, NaN never wins.  x: f32[R, V], y: i32[R].
+    /// y[r] = the id of the largest x[r]; ties go to the lower id, NaN never wins.  x: `f32[R, V]`, y: `i32[R]`.
     "argmax" Argmax ("x") {} -> 1;
-    /// y[r] = 1 if all of x[r] is finite, else 0.  x: f32[R, V], y: i32[R].
+    /// y[r] = 1 if all of x[r] is finite, else 0.  x: `f32[R, V]`, y: `i32[R]`.
     "finite_check" FiniteCheck ("x") {} -> 1;
-    /// The k best experts of each token: ids i32[T, k], best first, and their weights f32[T, k].  logits: f32[T, E], bias: f32[E]
+    /// The k best experts of each token: ids `i32[T, k]`, best first, and their weights `f32[T, k]`.  logits: `f32[T, E]`, bias: `f32[E]`
     /// (it only ranks).  `renorm` divides by the sum over the chosen, `scale` multiplies after.  DeepSeek-V3 report, eq. 12–15.
     "route_top_k" RouteTopK ("logits", "bias?") { k: u32, scoring: Scoring, renorm: bool, scale: f32 } -> 2;
-    /// y[t] = Σ_e weight(t, e) · body(e, x[t]) over the experts of token t, ascending e.  x: f32[T, h], ids: i32[T, k], weights: f32[T, k].
-    /// The region has arguments (expert: i32[1], x: f32[N, h]) and yields f32[N, h'].
+    /// y[t] = Σ_e weight(t, e) · body(e, x[t]) over the experts of token t, ascending e.  x: `f32[T, h]`, ids: `i32[T, k]`, weights: `f32[T, k]`.
+    /// The region has arguments (expert: `i32[1]`, x: `f32[N, h]`) and yields `f32[N, h']`.
     "for_each_expert" ForEachExpert ("x", "ids", "weights") { experts: u32 } -> 1;
-    /// A view of one expert's matrix in a bank.  bank: any[E, n, k], expert: i32[1], y: any[n, k].
+    /// A view of one expert's matrix in a bank.  bank: `any[E, n, k]`, expert: `i32[1]`, y: `any[n, k]`.
     "bank_slice" BankSlice ("bank", "expert") {} -> 1;
 }
 

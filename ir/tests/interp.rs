@@ -34,7 +34,7 @@ fn close(found: &[f64], expected: &[f64]) {
     }
 }
 
-/// y = op over x: f32[T, cols], with weights.
+/// y = op over x: `f32[T, cols]`, with weights.
 #[track_caller]
 fn case(decls: &str, op: &str, ty: &str, x: &[f64], cols: usize, expected: &[f64]) {
     let params = format!("x: f32[T, {cols}]");

@@ -1,7 +1,7 @@
-//! The one way to change a module: a pass states edits, and [`rebuild`] applies them into fresh graphs.
+//! The one way to change a module: a pass states edits, and `rebuild` applies them into fresh graphs.
 //!
 //! A [`Matcher`] is a read-only view of one graph with use counts; a pass looks at it and answers an [`Edit`] for an op.
-//! [`rebuild`] then walks `order`, regions included, and emits what is still needed with a map from old to new values.
+//! `rebuild` then walks `order`, regions included, and emits what is still needed with a map from old to new values.
 //!
 //! Invariants
 //! - ids of the new graph are dense and ascend in execution order;

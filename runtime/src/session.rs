@@ -220,7 +220,7 @@ impl Session {
         self.accept(program, batch, call)
     }
 
-    /// Logits of wanted row `index` of the last step: f32[vocab].
+    /// Logits of wanted row `index` of the last step: `f32[vocab]`.
     ///
     /// # Panics
     /// If the last step had no such row.

@@ -1,6 +1,6 @@
 //! What the operating system says about processors and memory.
 //!
-//! Everything is parsed from the texts of a few files, which [`Machine::read`] gets through a function: the machines of
+//! Everything is parsed from the texts of a few files, which `Machine::read` gets through a function: the machines of
 //! `tests/machines` are read by the same code as this one. Where those files do not exist (macOS, Windows) a machine is
 //! what the standard library says it is.
 //!

@@ -160,7 +160,7 @@ fn norm(b: &mut GraphBuilder<'_>, x: ValueId, w: WeightId, eps: f32) -> Built {
     b.rms_norm(x, w, eps)
 }
 
-/// The norm of each head by itself: x: f32[T, cols], w: f32[head_dim].
+/// The norm of each head by itself: x: `f32[T, cols]`, w: `f32[head_dim]`.
 fn head_norm(b: &mut GraphBuilder<'_>, x: ValueId, w: WeightId, head_dim: u32, cols: u32, eps: f32) -> Built {
     let heads = b.reshape(x, head_dim)?;
     let heads = norm(b, heads, w, eps)?;

@@ -12,8 +12,8 @@
 //!
 //! | graph | inputs | outputs |
 //! |---|---|---|
-//! | `decode` | token, row, pos: i32[B], want: i32[Q] | logits: f32[Q, vocab], next, finite: i32[Q], each cache |
-//! | `prefill` | token, row, pos: i32[T], want: i32[R] | logits: f32[R, vocab], next, finite: i32[R], each cache |
+//! | `decode` | token, row, pos: `i32[B]`, want: `i32[Q]` | logits: `f32[Q, vocab]`, next, finite: `i32[Q]`, each cache |
+//! | `prefill` | token, row, pos: `i32[T]`, want: `i32[R]` | logits: `f32[R, vocab]`, next, finite: `i32[R]`, each cache |
 //!
 //! with B in 1..=batch, Q in 0..=batch, T in 1..=chunk, R in 0..=want.
 //!

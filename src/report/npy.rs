@@ -5,7 +5,7 @@
 
 use std::io::{self, Write};
 
-/// Writes f32[rows, cols] row by row.
+/// Writes `f32[rows, cols]` row by row.
 #[derive(Debug)]
 pub struct NpyWriter<W> {
     out: W,

@@ -100,7 +100,7 @@ macro_rules! kernel_table {
 }
 
 kernel_table! {
-    /// One row to three byte planes (family `quant_act`): x f32[n], out a row of n inputs.
+    /// One row to three byte planes (family `quant_act`): x `f32[n]`, out a row of n inputs.
     fn quant_act_fx24(x: &[f32], out: &mut FxRowMut<'_>);
     /// As `quant_act_fx24` with two planes.
     fn quant_act_fx16(x: &[f32], out: &mut FxRowMut<'_>);
@@ -155,7 +155,7 @@ kernel_table! {
     /// y = (x − mean) · rstd · w + b (family `norm`).
     fn layer_norm(x: &[f32], w: &[f32], b: &[f32], eps: f32, y: &mut [f32]);
 
-    /// Rotates the pairs (i, i + dims / 2) of every head (family `rope`); cos, sin f32[dims / 2].
+    /// Rotates the pairs (i, i + dims / 2) of every head (family `rope`); cos, sin `f32[dims / 2]`.
     fn rope_half(x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]);
     /// Rotates the pairs (2i, 2i + 1) of every head.
     fn rope_pair(x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]);
@@ -177,7 +177,7 @@ kernel_table! {
         q: &RowsF32<'_>, n_pos: &[u32], kv: &KvTiles<'_, f16>, scale: f32, scratch: &mut [f32], out: &mut TileMut<'_>,
     );
 
-    /// Row `lane` of a packed f32 block (family `embed`): out f32[k].
+    /// Row `lane` of a packed f32 block (family `embed`): out `f32[k]`.
     fn embed_f32(block: &[u8], k: usize, lane: usize, out: &mut [f32]);
     /// As `embed_f32` over f16.
     fn embed_f16(block: &[u8], k: usize, lane: usize, out: &mut [f32]);

@@ -213,7 +213,7 @@ impl<'a> FxRows<'a> {
         cast(&self.data[t * self.stride_bytes + at..][..bytes])
     }
 
-    /// Byte plane `p` of row `t` (0 is the highest): i8[padded].
+    /// Byte plane `p` of row `t` (0 is the highest): `i8[padded]`.
     #[inline]
     #[must_use]
     pub fn plane(&self, t: usize, p: usize) -> &'a [i8] {
@@ -230,21 +230,21 @@ impl<'a> FxRows<'a> {
         &self.data[t * self.stride_bytes + p * np..][..np]
     }
 
-    /// Group scales of row `t`: f32[groups].
+    /// Group scales of row `t`: `f32[groups]`.
     #[inline]
     #[must_use]
     pub fn xs(&self, t: usize) -> &'a [f32] {
         self.part(t, self.layout.scales_at(self.n), 4 * self.layout.groups(self.n))
     }
 
-    /// Recombined sums of each 32 inputs of row `t`: f32[padded / 32].
+    /// Recombined sums of each 32 inputs of row `t`: `f32[padded / 32]`.
     #[inline]
     #[must_use]
     pub fn z(&self, t: usize) -> &'a [f32] {
         self.part(t, self.layout.z_at(self.n), self.layout.padded(self.n) / 8)
     }
 
-    /// Sums of each 16 inputs of plane `p` of row `t`: i16[padded / 16].
+    /// Sums of each 16 inputs of plane `p` of row `t`: `i16[padded / 16]`.
     #[inline]
     #[must_use]
     pub fn sums(&self, t: usize, p: usize) -> &'a [i16] {
@@ -264,13 +264,13 @@ pub struct FxRowMut<'a> {
 
 /// The parts of an [`FxRowMut`], in memory order.
 pub(crate) struct FxParts<'a> {
-    /// i8[planes][padded], highest plane first.
+    /// `i8[planes]`[padded], highest plane first.
     pub(crate) planes: &'a mut [i8],
-    /// f32[groups].
+    /// `f32[groups]`.
     pub(crate) xs: &'a mut [f32],
-    /// f32[padded / 32].
+    /// `f32[padded / 32]`.
     pub(crate) z: &'a mut [f32],
-    /// i16[planes][padded / 16].
+    /// `i16[planes]`[padded / 16].
     pub(crate) sums: &'a mut [i16],
 }
 

@@ -175,7 +175,7 @@ impl DType {
 
     /// Decodes file bytes to f32: the reference decode of every weight format.
     ///
-    /// `src`: whole blocks; `dst`: f32[blocks · elems].
+    /// `src`: whole blocks; `dst`: `f32[blocks · elems]`.
     ///
     /// # Panics
     /// If the lengths disagree, or for dtypes that hold no weights (i32, quantised activations).

@@ -15,7 +15,7 @@
 //!
 //! | kind | required | holds |
 //! |---|---|---|
-//! | `json` | yes | the whole [`Plan`], one step a line; repeated layers once, with what differs (see [`doc`](self::doc)) |
+//! | `json` | yes | the whole [`Plan`], one step a line; repeated layers once, with what differs (see `file/doc.rs`) |
 //! | `ir  ` | no | the final graphs as canonical text, then the pass report |
 //! | `text` | yes | the tokenizer |
 //! | `wght` | yes | packed weights; absent if they stay outside. No CRC here: each weight has its own in the plan |
@@ -27,7 +27,7 @@
 //! - the bytes follow from plan, texts and weights alone;
 //! - a final name always holds a whole file: see [`PlanWriter`].
 //!
-//! Deliberately absent: whether the plan makes sense ([`crate::validate()`]) and reading the weights.
+//! Deliberately absent: whether the plan makes sense ([`crate::validate::validate`]) and reading the weights.
 
 mod doc;
 mod fold;

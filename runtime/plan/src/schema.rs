@@ -1,6 +1,6 @@
 //! The plan: everything the runtime needs, every byte and every step.
 //!
-//! Invariants (held by the planner, proved by `codegen::check`, bounded by [`crate::validate()`])
+//! Invariants (held by the planner, proved by `codegen::check`, bounded by [`crate::validate::validate`])
 //! - scratch, io, states and weights are four separate spaces; no operand crosses from one into another;
 //! - `peak` is the sum of all parts of [`Memory`];
 //! - `barrier` stands before every step that reads or overwrites bytes which another thread may have touched since
@@ -210,19 +210,19 @@ pub struct Port {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PortName {
-    /// in: i32[T], token ids.
+    /// in: `i32[T]`, token ids.
     Token,
-    /// in: i32[T], the row of each token.
+    /// in: `i32[T]`, the row of each token.
     Row,
-    /// in: i32[T], the position of each token in its row.
+    /// in: `i32[T]`, the position of each token in its row.
     Pos,
-    /// in: i32[R], indices of tokens whose logits are wanted.
+    /// in: `i32[R]`, indices of tokens whose logits are wanted.
     Want,
-    /// out: f32[R, vocab].
+    /// out: `f32[R, vocab]`.
     Logits,
-    /// out: i32[R], the greedy choice.
+    /// out: `i32[R]`, the greedy choice.
     Next,
-    /// out: i32[R], 1 where the logits are all finite.
+    /// out: `i32[R]`, 1 where the logits are all finite.
     Finite,
 }
 

@@ -15,7 +15,7 @@
 //! Invisible positions take part in nothing (a stale or unwritten cache element is never used). A NaN score makes the
 //! query's result NaN. Each query's arithmetic is its own, so blocks of queries may be cut anywhere.
 //!
-//! Shapes: q f32[queries, d]; n_pos u32[queries]; out f32[queries, dv]; scratch f32[[`scratch_len`]].
+//! Shapes: q `f32[queries, d]`; n_pos `u32[queries]`; out `f32[queries, dv]`; scratch f32[[`scratch_len`]].
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;

@@ -1,7 +1,7 @@
 //! Linears over integer weights with fixed-point activations (numerics §2): y = x · Wᵀ.
 //!
 //! `linear_W_M(w, k, x, y)`: w is whole packed blocks of 16 rows over k inputs (`waste_plan::pack`), x the quantised
-//! tokens, y the tile f32[tokens, columns], columns ≤ 16 · blocks. Token t reads row t of x. With M's planes,
+//! tokens, y the tile `f32[tokens, columns]`, columns ≤ 16 · blocks. Token t reads row t of x. With M's planes,
 //!
 //! ```text
 //! H, M, L = Σ w_i · (h, m, l)_i over the 32 inputs of a weight group        exact in i32

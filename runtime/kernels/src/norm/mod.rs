@@ -6,6 +6,6 @@
 //! - rms_norm: s = lanes Σ fma(x, x); y = (x · (1 / sqrt(s / n + eps))) · w;
 //! - layer_norm: mean = lanes Σ x / n; d = x − mean; s = lanes Σ fma(d, d); y = fma(d · (1 / sqrt(s / n + eps)), w, b).
 //!
-//! Shapes: x, w, b, y are f32[n]; y's length counts, shorter inputs are a panic.
+//! Shapes: x, w, b, y are `f32[n]`; y's length counts, shorter inputs are a panic.
 
 pub(crate) mod portable;

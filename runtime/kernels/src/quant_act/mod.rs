@@ -1,6 +1,6 @@
 //! Fixed-point activations (numerics §2): one f32 row to balanced signed byte planes, group scales and sums.
 //!
-//! x: f32[n]; out: a row of n inputs in [`FxLayout`](waste_plan::FxLayout) with 3, 2 or 1 planes. Per group of 128:
+//! x: `f32[n]`; out: a row of n inputs in [`FxLayout`](waste_plan::FxLayout) with 3, 2 or 1 planes. Per group of 128:
 //!
 //! ```text
 //! amax = max |x|;  xs = amax / Q;  q = clamp(round-half-even(x · (Q / amax)), −Q, Q)

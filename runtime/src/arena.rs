@@ -29,8 +29,12 @@ const ALIGN: usize = 4096;
 /// An owned, zeroed, page-aligned allocation.
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    ptr: NonNull<u8>,
+    /// Start of the allocation.
+    base: NonNull<u8>,
     layout: Layout,
+    /// First page boundary in it, and the bytes from there on.
+    start: NonNull<u8>,
+    size: usize,
 }
 
 // SAFETY: a buffer is plain memory; who may touch which bytes is the module invariant.
@@ -40,44 +44,48 @@ unsafe impl Sync for Buffer {}
 
 impl Buffer {
     /// `bytes` zeroed bytes; the system hands pages out when they are first touched.
+    ///
+    /// The allocator zeroes by hand what is asked for with a large alignment, which would touch every page: so a page more
+    /// is asked for with a small one.
     pub(crate) fn new(bytes: u64, what: &'static str) -> Result<Self, RuntimeError> {
         let error = || RuntimeError::Allocation { bytes, what };
         let size = usize::try_from(bytes.max(1)).map_err(|_| error())?;
-        let layout = Layout::from_size_align(size, ALIGN).map_err(|_| error())?;
+        let room = size.checked_add(ALIGN).ok_or_else(error)?;
+        let layout = Layout::from_size_align(room, align_of::<u64>()).map_err(|_| error())?;
         // SAFETY: the size is not zero.
-        let ptr = unsafe { alloc_zeroed(layout) };
-        Ok(Self { ptr: NonNull::new(ptr).ok_or_else(error)?, layout })
+        let base = unsafe { alloc_zeroed(layout) };
+        let base = NonNull::new(base).ok_or_else(error)?;
+        let skip = base.as_ptr().align_offset(ALIGN);
+        // SAFETY: `skip` is less than a page, and the allocation is a page larger than `size`.
+        let start = unsafe { base.add(skip) };
+        Ok(Self { base, layout, start, size })
     }
 
     /// The bytes, for filling before any view exists.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: the allocation is initialised (zeroed) and exclusively borrowed.
-        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.layout.size()) }
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.size) }
     }
 
     /// The bytes of a buffer that nobody writes any more.
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: the allocation is initialised (zeroed), and only `bytes_mut` and views of scratch, io and states write.
-        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.layout.size()) }
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.size) }
     }
 
     fn at(&self, offset: u64, bytes: u64) -> *mut u8 {
         let end = offset.checked_add(bytes).expect("validated ranges");
-        assert!(
-            end <= self.layout.size() as u64,
-            "{offset} + {bytes} leave a space of {}",
-            self.layout.size()
-        );
+        assert!(end <= self.size as u64, "{offset} + {bytes} leave a space of {}", self.size);
         let offset = usize::try_from(offset).expect("inside the space");
-        // SAFETY: `offset` is at most the size of the allocation.
-        unsafe { self.ptr.as_ptr().add(offset) }
+        // SAFETY: `offset` is at most the size of the buffer.
+        unsafe { self.start.as_ptr().add(offset) }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: allocated by `new` with this layout.
-        unsafe { dealloc(self.ptr.as_ptr(), self.layout) }
+        unsafe { dealloc(self.base.as_ptr(), self.layout) }
     }
 }
 

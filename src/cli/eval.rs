@@ -48,7 +48,7 @@ pub(crate) struct EvalArgs {
     /// A file of token ids, separated by spaces, commas or lines
     #[arg(long, value_name = "FILE", requires = "logits")]
     tokens: Option<PathBuf>,
-    /// Where to write the logits of every token, as a NumPy array `f32[tokens, vocabulary]`
+    /// Where to write the logits of every token, as a NumPy array of f32, tokens × vocabulary
     #[arg(long, value_name = "OUT.npy", requires = "tokens")]
     logits: Option<PathBuf>,
     #[command(flatten)]

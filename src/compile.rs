@@ -347,10 +347,9 @@ fn plan_options(module: &Module, options: &CompileOptions, report: &PipelineRepo
     };
     let state = module.states.values().next();
     let positions = state.and_then(|it| it.ty.shape.dims().get(1)?.known());
-    let padded = positions.unwrap_or(0);
     let ctx = options.ctx.unwrap_or_else(|| module.info.ctx_trained.min(DEFAULT_CTX));
     Options {
-        ctx: if ctx.next_multiple_of(32) == padded { ctx } else { padded },
+        ctx: positions.filter(|it| ctx.next_multiple_of(32) != *it).unwrap_or(ctx),
         batch: upper("decode", "token").unwrap_or(options.batch),
         chunk: upper("prefill", "token").unwrap_or(options.chunk),
         want: upper("prefill", "want").unwrap_or(options.batch),

@@ -9,11 +9,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use waste_codegen::PlanRequest;
+use waste_ir::Module;
 use waste_ir::verify::{Verified, VerifyError, verify};
-use waste_ir::{Module, SourceId};
 use waste_passes::{Event, PipelineOptions, PipelineReport};
 use waste_plan::file::{FileError, PlanWriter, WeightsAt};
-use waste_plan::ids::EntityRef;
 use waste_plan::schema::{Options, Plan};
 use waste_plan::validate::{ValidateError, validate};
 use waste_plan::{DType, Math};
@@ -399,12 +398,6 @@ impl Compiled {
         .unwrap_or_else(|never| match never {});
         plan.weights.iter_mut().zip(crcs).for_each(|(weight, crc)| weight.crc32c = crc);
         Ok(LoadedPlan::from_parts(plan, &bytes, &self.ir, &self.text)?)
-    }
-
-    /// Bytes of source `id`.
-    #[must_use]
-    pub fn source(&self, id: SourceId) -> &[u8] {
-        self.sources[id.index()].bytes()
     }
 
     /// A plan never takes the place of a file that its weights come from.

@@ -19,7 +19,7 @@
 //! ```
 //!
 //! An operand is `place:dtype[rows,cols]/stride`: places are `s[..]` scratch, `io[..]`, `w0` a weight, `st0` a state;
-//! rows are `7`, `T`, `3*T`, `R` or `3*R`; a stride of 0 is left out. `|` marks a barrier before the step, `^T` a part
+//! rows are `7`, `T`, `3*T`, `R` or `3*R`; a stride of 0 is left out. A weight `f32[8,32,16]` is a bank of 8 matrices. `|` marks a barrier before the step, `^T` a part
 //! that its file holds transposed.
 //!
 //! Invariants: `parse(&print(p)) == p` for every plan whose floats are finite; the parser never recurses, and allocates

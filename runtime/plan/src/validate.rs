@@ -6,16 +6,17 @@
 //! - each step's operands have the number, dtypes and shapes that its kind takes, no step writes a weight or an input, and
 //!   a result lies over an operand only where the kind allows it;
 //! - indices that a kernel follows (token, row, position, wanted token) come from the caller's ports, never from memory
-//!   that a plan can leave unset.
+//!   that a plan can leave unset; only expert numbers come from scratch, and the executor bounds those as it follows them.
 //!
 //! So a hostile plan gets an error, never a fault. Deliberately absent: whether the plan computes the model (`codegen::check`).
 
+mod family;
 mod space;
 mod step;
 
 use std::fmt;
 
-use crate::schema::{Plan, PortName, Program, VERSION, Weight};
+use crate::schema::{Plan, PortName, Program, StateKind, VERSION, Weight};
 use crate::{DType, Packing};
 
 /// Most steps of all programs together.
@@ -213,19 +214,21 @@ fn weight(plan: &Plan, i: usize) -> Checked {
     for (name, n) in [("rows", it.rows), ("cols", it.cols)] {
         ensure((1..=u64::from(u32::MAX)).contains(&n), || format!("{name} = {n}, expected 1 … 2^32 − 1"))?;
     }
+    ensure(it.bank >= 1, || "a bank of no matrices".into())?;
+    let bank = u64::from(it.bank);
     let row =
         it.dtype.row_bytes(it.cols).ok_or_else(|| format!("{} columns are no blocks of {dtype}", it.cols))?;
     let expected = if it.packing == Packing::Plain {
-        it.rows.checked_mul(row)
+        it.rows.checked_mul(row).and_then(|it| it.checked_mul(bank))
     } else {
         ensure(Packing::of(it.dtype) == Some(it.packing), || {
             format!("{dtype} packed as {}", it.packing.name())
         })?;
-        it.packing.bytes(it.rows, it.cols)
+        it.packing.bytes(it.rows, it.cols).and_then(|it| it.checked_mul(bank))
     };
     ensure(expected == Some(it.bytes), || {
         format!(
-            "{} bytes, but {} × {} of {dtype} as {} take {expected:?}",
+            "{} bytes, but {bank} × {} × {} of {dtype} as {} take {expected:?}",
             it.bytes,
             it.rows,
             it.cols,
@@ -240,7 +243,7 @@ fn weight(plan: &Plan, i: usize) -> Checked {
 fn parts(plan: &Plan, it: &Weight) -> Checked {
     let dtype = it.dtype.name();
     let is_one_row = it.rows == 1 && it.parts.len() == 1 && it.parts[0].rows == 1;
-    let is_vector = it.rows == 1 && !is_one_row;
+    let is_vector = it.rows == 1 && it.bank == 1 && !is_one_row;
     let mut sum = 0u64;
     for part in &it.parts {
         let source = plan.sources.get(part.source as usize);
@@ -260,7 +263,8 @@ fn parts(plan: &Plan, it: &Weight) -> Checked {
         })?;
         sum = sum.saturating_add(part.rows);
     }
-    let (what, whole) = if is_vector { ("elements", it.cols) } else { ("rows", it.rows) };
+    let (what, whole) =
+        if is_vector { ("elements", it.cols) } else { ("rows", it.rows.saturating_mul(u64::from(it.bank))) };
     ensure(sum == whole, || format!("the parts have {sum} {what}, the weight {whole}"))
 }
 
@@ -272,12 +276,20 @@ fn states(plan: &Plan, report: &mut Report) {
     space::disjoint(ranges, plan.memory.states, At::State, report);
 }
 
-/// A cache has room for every row and position that the options promise.
+/// A state has room for every row that the options promise, a cache for every position too.
 fn state(plan: &Plan, i: usize) -> Checked {
     let it = &plan.states[i];
     let [rows, positions, heads, d] = it.shape;
-    ensure(is_cache_dtype(it.dtype), || format!("a cache of {}, expected f32 or f16", it.dtype.name()))?;
     ensure(rows == plan.options.batch, || format!("{rows} rows, the options say {}", plan.options.batch))?;
+    if it.kind == StateKind::Recurrent {
+        ensure(it.dtype == DType::F32, || format!("a recurrent state of {}", it.dtype.name()))?;
+        ensure(it.shape.iter().all(|it| *it > 0), || format!("a recurrent state of {:?}", it.shape))?;
+        let expected = it.shape.iter().try_fold(8u64, |n, it| n.checked_mul(u64::from(*it)));
+        return ensure(expected == Some(it.bytes), || {
+            format!("{} bytes, both halves of the shape take {expected:?}", it.bytes)
+        });
+    }
+    ensure(is_cache_dtype(it.dtype), || format!("a cache of {}, expected f32 or f16", it.dtype.name()))?;
     ensure(positions.is_multiple_of(crate::schema::KV_TILE), || {
         format!("{positions} positions, expected a multiple of {}", crate::schema::KV_TILE)
     })?;

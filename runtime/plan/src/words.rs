@@ -37,6 +37,8 @@ words! {
         GeluErf = "gelu_erf",
         /// max(x, 0).
         Relu = "relu",
+        /// β tanh(g / β) sigmoid(g), with a bounded linear half: of gated units only. Kimi K3.
+        Situ = "situ",
     }
 }
 

@@ -79,7 +79,7 @@ impl Random {
                 let freqs = (0..self.below(5)).map(|_| f64::from_bits(self.below(0x7fe0_0000_0000_0000)));
                 StepKind::RopeAngles { freqs: freqs.collect(), factors: false }
             }
-            3 => StepKind::Rope { head_dim: self.u32(256), style: RopeStyle::Half },
+            3 => StepKind::Rope { head_dim: self.u32(256), skip: self.u32(2), style: RopeStyle::Half },
             _ => StepKind::Add,
         };
         let reads = (0..self.below(4)).map(|_| self.operand()).collect();
@@ -118,6 +118,7 @@ fn weight(name: &str, offset: u64, bytes: u64) -> Weight {
     Weight {
         name: name.to_owned(),
         dtype: DType::Q4_1,
+        bank: 1,
         rows: 16,
         cols: 32,
         packing: Packing::W4M,

@@ -28,11 +28,13 @@ pub fn pack_block(weight: &Weight, block: u64, parts: &dyn PartBytes, rows: &mut
         return;
     }
     out.fill(0);
-    let first = block * LANES as u64;
+    // Every matrix of a bank is whole blocks.
+    let blocks = weight.rows.div_ceil(LANES as u64);
+    let (matrix, first) = (block / blocks, block % blocks * LANES as u64);
     for lane in 0..LANES {
         let row = first + lane as u64;
         if row < weight.rows {
-            rows.fetch(weight, row, parts);
+            rows.fetch(weight, matrix * weight.rows + row, parts);
             put_row(weight, lane, &rows.bytes, out);
         }
     }
@@ -53,7 +55,7 @@ impl RowBuffer {
     /// Gathers row `row` of `weight`. A vector is one row, made of all its parts.
     fn fetch(&mut self, weight: &Weight, row: u64, parts: &dyn PartBytes) {
         self.bytes.clear();
-        if weight.rows == 1 {
+        if weight.rows == 1 && weight.bank == 1 {
             for (index, part) in weight.parts.iter().enumerate() {
                 let n = if weight.parts.len() == 1 { weight.cols } else { part.rows };
                 self.append(weight.dtype, part.stored, parts.part(index), n);
@@ -173,7 +175,7 @@ mod tests {
 
     fn weight(dtype: DType, packing: Packing, rows: u64, cols: u64, parts: Vec<Part>) -> Weight {
         let bytes = packing.bytes(rows, cols).unwrap_or(0);
-        Weight { name: "w".into(), dtype, rows, cols, packing, bytes, offset: 0, crc32c: 0, parts }
+        Weight { name: "w".into(), dtype, bank: 1, rows, cols, packing, bytes, offset: 0, crc32c: 0, parts }
     }
 
     fn part(stored: DType, rows: u64, transposed: bool) -> Part {
@@ -222,6 +224,26 @@ mod tests {
         let expected = [[1.0, 2.0], [3.0, 4.0], [5.0, 8.0], [6.0, 9.0], [7.0, 10.0]];
         for (row, values) in expected.iter().enumerate() {
             assert_eq!([at(0, row), at(1, row)], *values, "row {row}");
+        }
+    }
+
+    #[test]
+    fn each_matrix_of_a_bank_is_whole_blocks() {
+        let rows = |from: u8, n: u8| -> Vec<u8> {
+            (from..from + n).flat_map(|it| f32::from(it).to_le_bytes()).collect()
+        };
+        // Two matrices of 3 × 1, the first in two parts.
+        let parts = vec![part(DType::F32, 2, false), part(DType::F32, 1, false), part(DType::F32, 3, false)];
+        let w = Weight { bank: 2, bytes: 128, ..weight(DType::F32, Packing::F32, 3, 1, parts) };
+        let bytes = Bytes(vec![rows(1, 2), rows(3, 1), rows(4, 3)]);
+        for (block, expected) in [(0, [1.0f32, 2.0, 3.0, 0.0]), (1, [4.0, 5.0, 6.0, 0.0])] {
+            let mut out = vec![0xff; 64];
+            pack_block(&w, block, &bytes, &mut RowBuffer::default(), &mut out);
+            let found: Vec<f32> = out
+                .chunks_exact(4)
+                .map(|it| f32::from_le_bytes(it.try_into().expect("four bytes")))
+                .collect();
+            assert_eq!(found[..4], expected, "block {block}");
         }
     }
 

@@ -217,7 +217,7 @@ fn source(line: &mut Line<'_>) -> Parsed<Source> {
 fn weight(line: &mut Line<'_>) -> Parsed<Weight> {
     let name = line.quoted()?;
     let dtype = kind::dtype(line)?;
-    let [rows, cols] = dims(line)?;
+    let (bank, rows, cols) = weight_dims(line)?;
     let packing = line.named("packing", Packing::from_name)?;
     line.key("at")?;
     let offset = line.int()?;
@@ -231,7 +231,20 @@ fn weight(line: &mut Line<'_>) -> Parsed<Weight> {
         }
         parts.push(part(line)?);
     }
-    Ok(Weight { name, dtype, rows, cols, packing, bytes, offset, crc32c, parts })
+    Ok(Weight { name, dtype, bank, rows, cols, packing, bytes, offset, crc32c, parts })
+}
+
+/// `[rows, cols]`, or `[bank, rows, cols]`.
+fn weight_dims(line: &mut Line<'_>) -> Parsed<(u32, u64, u64)> {
+    let dims: Vec<u64> = line.list(Line::int)?;
+    match *dims {
+        [rows, cols] => Ok((1, rows, cols)),
+        [bank, rows, cols] => {
+            let bank = u32::try_from(bank).map_err(|_| line.error_before(format!("a bank of {bank}")))?;
+            Ok((bank, rows, cols))
+        }
+        _ => Err(line.error_before(format!("{} dimensions, expected 2 or 3", dims.len()))),
+    }
 }
 
 fn part(line: &mut Line<'_>) -> Parsed<Part> {

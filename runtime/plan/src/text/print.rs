@@ -46,7 +46,11 @@ fn header(plan: &Plan, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 }
 
 fn weight(i: usize, it: &Weight, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    write!(f, "weight w{i} {:?} {}[{},{}]", it.name, it.dtype.name(), it.rows, it.cols)?;
+    write!(f, "weight w{i} {:?} {}[", it.name, it.dtype.name())?;
+    if it.bank != 1 {
+        write!(f, "{},", it.bank)?;
+    }
+    write!(f, "{},{}]", it.rows, it.cols)?;
     let packing = it.packing.name();
     write!(f, " {packing} at {:#x} bytes {} crc {:#010x} = ", it.offset, it.bytes, it.crc32c)?;
     for (i, part) in it.parts.iter().enumerate() {

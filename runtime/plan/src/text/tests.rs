@@ -3,7 +3,7 @@
 
 use super::{parse, print};
 use crate::schema::*;
-use crate::words::{Act, RopeStyle, UnaryKind};
+use crate::words::{Act, RopeStyle, Scoring, UnaryKind};
 use crate::{DType, Math, Packing};
 
 const TINY: &str = include_str!("../../testdata/tiny.plan.txt");
@@ -82,24 +82,50 @@ impl Draw {
         let act = self.pick(Act::ALL);
         let (bias, residual) = (self.flag(), self.flag());
         let quant = if self.flag() { Some(self.pick(&Math::ALL)) } else { None };
-        match self.below(17) {
+        let situ =
+            if act == Act::Situ { Situ { beta: self.f32(), linear: self.f32() } } else { Situ::default() };
+        match self.below(34) {
             0 => StepKind::Embed,
             1 => StepKind::QuantAct { math: self.pick(&Math::ALL) },
             2 => StepKind::Linear { act, bias, residual },
-            3 => StepKind::LinearGlu { act, quant },
+            3 => StepKind::LinearGlu { act, situ, quant },
             4 => StepKind::Add,
             5 => StepKind::Mul,
             6 => StepKind::Unary { kind: self.pick(UnaryKind::ALL) },
-            7 => StepKind::Glu { act },
+            7 => StepKind::Glu { act, situ },
             8 => StepKind::RmsNorm { eps: self.f32(), quant },
             9 => StepKind::LayerNorm { eps: self.f32(), bias, quant },
             10 => StepKind::RopeAngles { freqs: self.many(4, Self::f64), factors: bias },
-            11 => StepKind::Rope { head_dim: self.u32(), style: self.pick(RopeStyle::ALL) },
+            11 => StepKind::Rope { head_dim: self.u32(), skip: self.u32(), style: self.pick(RopeStyle::ALL) },
             12 => StepKind::KvAppend,
             13 => StepKind::Attention { scale: self.f32(), heads: self.u32() },
             14 => StepKind::SelectRows,
             15 => StepKind::Argmax,
-            _ => StepKind::FiniteCheck,
+            16 => StepKind::FiniteCheck,
+            17 => StepKind::Concat,
+            18 => StepKind::ShortConv { act },
+            19 => StepKind::L2Norm { dim: self.u32(), eps: self.f32(), scale: self.f32() },
+            20 => StepKind::KdaGate { lower_bound: self.f32() },
+            21 => StepKind::KdaStep,
+            22 => StepKind::GatedRmsNorm { eps: self.f32() },
+            23 => StepKind::HeadLinear,
+            24 => StepKind::HeadLinearT,
+            25 => StepKind::LatentAttention { scale: self.f32(), heads: self.u32(), rope: bias },
+            26 => StepKind::AttnResMix { eps: self.f32(), blocks: bias },
+            27 => StepKind::RouteTopK {
+                scoring: self.pick(Scoring::ALL),
+                groups: self.u32(),
+                keep: self.u32(),
+                renorm: residual,
+                scale: self.f32(),
+                bias,
+            },
+            28 => StepKind::ExpertSort { experts: self.u32() },
+            29 => StepKind::ExpertGather,
+            30 => StepKind::ExpertLinear { act, gather: bias },
+            31 => StepKind::ExpertGlu { act, situ, quant, gather: bias },
+            32 => StepKind::ExpertSum,
+            _ => StepKind::Unary { kind: self.pick(UnaryKind::ALL) },
         }
     }
 
@@ -118,6 +144,7 @@ impl Draw {
         Weight {
             name: self.string(),
             dtype: self.pick(&DType::ALL),
+            bank: self.pick(&[1, 1, 2, u32::MAX]),
             rows: self.u64(),
             cols: self.u64(),
             packing: self.pick(&Packing::ALL),

@@ -47,12 +47,10 @@ pub(super) fn operand(plan: &Plan, program: &Program, it: &Operand, is_write: bo
             ensure(!is_write, || format!("writes weight {id}"))?;
             let weight = plan.weights.get(id as usize);
             let weight = weight.ok_or_else(|| format!("weight {id} of {}", plan.weights.len()))?;
+            let rows = weight.rows.saturating_mul(u64::from(weight.bank));
             let shape = (u64::from(n), u64::from(it.cols), it.dtype, it.stride);
-            let is_same =
-                matches!(it.rows, Rows::Fixed(_)) && shape == (weight.rows, weight.cols, weight.dtype, 0);
-            ensure(is_same, || {
-                format!("weight {id} is {}[{}, {}]", weight.dtype.name(), weight.rows, weight.cols)
-            })
+            let is_same = matches!(it.rows, Rows::Fixed(_)) && shape == (rows, weight.cols, weight.dtype, 0);
+            ensure(is_same, || format!("weight {id} is {}[{rows}, {}]", weight.dtype.name(), weight.cols))
         }
         Place::State(id) => {
             let state = plan.states.get(id as usize);

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::dtype::{DType, Math};
 use crate::pack::Packing;
+pub use crate::words::StateKind;
 use crate::words::{Act, RopeStyle, UnaryKind};
 
 /// The version this build writes.
@@ -160,32 +161,6 @@ pub struct State {
     pub bytes: u64,
     /// Byte offset in the state space.
     pub offset: u64,
-}
-
-/// How a state lies in memory (numerics §3): `[row][head][tile of 32 positions]`, then as the kind says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum StateKind {
-    /// A tile is `[d][32]`.
-    Keys,
-    /// A tile is `[32][d]`.
-    Values,
-}
-
-impl StateKind {
-    /// The word in IR text and plans.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Keys => "keys",
-            Self::Values => "values",
-        }
-    }
-    /// Parses the word.
-    #[must_use]
-    pub fn from_name(word: &str) -> Option<Self> {
-        [Self::Keys, Self::Values].into_iter().find(|it| it.name() == word)
-    }
 }
 
 /// Positions in one tile of a cache.

@@ -7,8 +7,8 @@
 //! Deliberately absent: use lists (computed by [`crate::view`]) and any mutation other than building.
 
 use smallvec::SmallVec;
+pub use waste_plan::StateKind;
 use waste_plan::ids::PrimaryMap;
-pub use waste_plan::schema::StateKind;
 use waste_plan::{DType, Packing};
 
 use crate::ops::Op;
@@ -93,6 +93,13 @@ pub enum WeightInit {
     },
     /// Rows of other weights, one after the other (`merge-linears`).
     Concat(Vec<WeightId>),
+    /// A bank `[E, n, k]` of E row-major matrices, each somewhere in a source: experts, or the heads of one stored matrix.
+    Bank {
+        /// The dtype in the files.
+        stored: DType,
+        /// The file and first byte of each matrix.
+        parts: Vec<(SourceId, u64)>,
+    },
 }
 
 /// A weight: its name in the source, type, origin and packed layout.
@@ -113,7 +120,7 @@ pub struct WeightDecl {
 pub struct StateDecl {
     /// The name in text, such as `k.0`.
     pub name: String,
-    /// `dtype[B, S, heads, d]`.
+    /// `dtype[B, S, heads, d]`, or what the recurrence wants after B.
     pub ty: TensorType,
     /// What it holds and how.
     pub kind: StateKind,
@@ -275,15 +282,15 @@ impl Graph {
         }
     }
 
-    /// The state of which `value` is a version, following `kv_append` back to its start.
+    /// The state of which `value` is a version, following [`Op::next_state`] back to its start.
     #[must_use]
     pub fn state(&self, value: ValueId) -> Option<StateId> {
         let mut at = value;
         loop {
             match self.values[at].def {
                 Def::State(id) => return Some(id),
-                Def::Op(op, _) if matches!(self.ops[op].op, Op::KvAppend { .. }) => {
-                    at = self.ops[op].operand(0)
+                Def::Op(op, i) if self.ops[op].op.next_state() == Some(i as usize) => {
+                    at = self.ops[op].operand(0);
                 }
                 Def::Op(..) | Def::Input(_) | Def::Arg(..) | Def::Weight(_) => return None,
             }

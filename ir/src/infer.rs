@@ -2,6 +2,8 @@
 //!
 //! One arm an op; builder, parser and verifier all call [`infer`], so a graph cannot hold a type that the op table does not imply.
 
+mod hybrid;
+
 use waste_plan::{DType, Math};
 
 use crate::graph::Graph;
@@ -200,15 +202,28 @@ pub fn infer(
             o.vector(1, dims / 2)?;
             one(f32_matrix(o.ids(0)?, *dims))
         }
-        Op::Rope { head_dim, .. } => {
+        Op::Rope { head_dim, skip, .. } => {
             let (rows, n) = o.matrix(0)?;
             let (angle_rows, dims) = o.matrix(1)?;
             o.equal("rows of 'angles'", angle_rows, rows)?;
-            if *head_dim == 0 || n % head_dim != 0 || dims > *head_dim || dims % 2 != 0 {
-                return Err(format!("{n} columns are no heads of {head_dim} with {dims} rotated"));
+            let end = skip.checked_add(dims).filter(|it| it <= head_dim);
+            if *head_dim == 0 || n % head_dim != 0 || end.is_none() || dims % 2 != 0 {
+                return Err(format!(
+                    "{n} columns are no heads of {head_dim} with {dims} rotated from {skip}"
+                ));
             }
             one(f32_matrix(rows, n))
         }
+        Op::HeadLinear {} => one(hybrid::head_linear(&o)?),
+        Op::HeadLinearT {} => one(hybrid::head_linear_t(&o)?),
+        Op::Concat {} => one(hybrid::concat(&o)?),
+        Op::L2Norm { dim, .. } => one(hybrid::l2_norm(&o, *dim)?),
+        Op::GatedRmsNorm { .. } => one(hybrid::gated_rms_norm(&o)?),
+        Op::AttnResMix { .. } => one(hybrid::attn_res_mix(&o)?),
+        Op::LatentAttention { .. } => one(hybrid::latent_attention(&o)?),
+        Op::KdaGate { .. } => one(hybrid::kda_gate(&o)?),
+        Op::ShortConv { .. } => hybrid::short_conv(&o),
+        Op::KdaStep {} => hybrid::kda_step(&o),
         Op::KvAppend {} => {
             let cache = o.get(0)?;
             let (rows, n) = o.matrix(1)?;
@@ -259,17 +274,21 @@ pub fn infer(
         Op::RouteTopK { k, .. } => {
             let (rows, experts) = o.matrix(0)?;
             o.vector(1, experts)?;
-            if *k == 0 || *k > experts {
-                return Err(format!("'k' = {k} of {experts} experts"));
-            }
+            hybrid::routing(op, experts)?;
             Ok(vec![TensorType::matrix(DType::I32, rows, *k), f32_matrix(rows, *k)])
         }
         Op::ForEachExpert { .. } => {
-            let (rows, h) = o.matrix(0)?;
+            let (rows, _) = o.activations(0)?;
             let ids = o.typed(1, DType::I32, 2)?;
             o.equal("shape of 'weights'", &o.typed(2, DType::F32, 2)?.shape, &ids.shape)?;
             o.equal("rows of 'ids'", ids.shape.dims()[0], rows)?;
-            one(f32_matrix(rows, region_cols(graph, region, h)?))
+            let mut gathered = Vec::new();
+            for slot in [0, 3, 4].into_iter().filter(|it| o.optional(*it).is_some()) {
+                let (found, cols) = o.activations(slot)?;
+                o.equal(&format!("rows of '{}'", o.name(slot)), found, rows)?;
+                gathered.push((o.get(slot)?.dtype, cols));
+            }
+            one(f32_matrix(rows, region_cols(graph, region, &gathered)?))
         }
         Op::BankSlice {} => {
             let bank = o.get(0)?;
@@ -282,21 +301,32 @@ pub fn infer(
     }
 }
 
-/// Columns of what an expert region yields, after checking its arguments.
-fn region_cols(graph: &Graph, region: Option<RegionId>, h: u32) -> Result<u32, InferError> {
+/// Columns of what an expert region yields, after checking its arguments: the expert, and N rows of each of `gathered`.
+fn region_cols(
+    graph: &Graph,
+    region: Option<RegionId>,
+    gathered: &[(DType, u32)],
+) -> Result<u32, InferError> {
     let region = &graph.regions[region.ok_or("a region is needed")?];
-    let [expert, x] = region.args[..] else {
-        return Err("the region must take (expert, x)".into());
-    };
     let [y] = region.yields[..] else { return Err("the region must yield one value".into()) };
-    if graph.ty(expert) != &TensorType::new(DType::I32, &[Dim::Const(1)]) {
+    let Some((expert, args)) = region.args.split_first().filter(|it| it.1.len() == gathered.len()) else {
+        return Err(format!("the region must take the expert and {} more", gathered.len()));
+    };
+    if graph.ty(*expert) != &TensorType::new(DType::I32, &[Dim::Const(1)]) {
         return Err("the region's first argument must be i32[1]".into());
     }
-    let (x, y) = (graph.ty(x), graph.ty(y));
-    match (x.shape.dims(), y.shape.dims()) {
-        ([n, Dim::Const(xh)], [yn, Dim::Const(yh)]) if *xh == h && n == yn && y.dtype == DType::F32 => {
-            Ok(*yh)
+    let (y, first) = (graph.ty(y), graph.ty(args[0]));
+    let (Some(n), Some(yn), Some(cols)) = (first.shape.rows(), y.shape.rows(), y.shape.cols()) else {
+        return Err("the region must map matrices of N rows to one".into());
+    };
+    for (i, (arg, (dtype, cols))) in args.iter().zip(gathered).enumerate() {
+        let expected = TensorType::matrix(*dtype, n, *cols);
+        if graph.ty(*arg) != &expected {
+            return Err(format!("argument {} of the region must be {}[N, {cols}]", i + 1, dtype.name()));
         }
-        _ => Err(format!("the region must map f32[N, {h}] to f32[N, h']")),
     }
+    if yn != n || y.dtype != DType::F32 {
+        return Err("the region must yield f32[N, h']".into());
+    }
+    Ok(cols)
 }

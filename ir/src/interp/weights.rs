@@ -26,6 +26,14 @@ pub fn decode_weight(module: &Module, id: WeightId, read: &ReadBytes<'_>) -> Res
             let n = decl.ty.shape.dims().first().and_then(|it| it.known()).ok_or("no rows")? as usize;
             Ok((0..n).flat_map(|row| file[row..].iter().step_by(n).copied()).collect())
         }
+        WeightInit::Bank { stored, parts } => {
+            let matrix = TensorType::new(decl.ty.dtype, decl.ty.shape.dims().get(1..).ok_or("no bank")?);
+            let mut all = Vec::new();
+            for (source, offset) in parts {
+                all.extend(elements(module, &matrix, (*source, *offset, *stored), read)?);
+            }
+            Ok(all)
+        }
         WeightInit::Concat(parts) => {
             let mut all = Vec::new();
             for part in parts {

@@ -10,7 +10,7 @@ use waste_plan::ids::{EntityRef, SecondaryMap};
 use super::MAX_DEPTH;
 use super::lexer::is_word;
 use crate::graph::{
-    Def, Graph, Module, OpData, OpId, Output, SourceDecl, StateDecl, ValueId, WeightDecl, WeightId,
+    Def, Graph, Module, OpData, OpId, Output, SourceDecl, SourceId, StateDecl, ValueId, WeightDecl, WeightId,
     WeightInit,
 };
 use crate::types::SymDecl;
@@ -155,9 +155,27 @@ pub(crate) fn print_weight(module: &Module, weight: &WeightDecl) -> String {
             };
             format!("concat {}", join(parts.iter().map(name)))
         }
+        WeightInit::Bank { stored, parts } => format!("bank {} {}", stored.name(), join(runs(parts))),
     };
     let packing = weight.packing.map_or_else(String::new, |it| format!(" as {}", it.name()));
     format!("weight {}: {ty} = {init}{packing}", Quoted(&weight.name))
+}
+
+/// The matrices of a bank as arithmetic progressions: `@0+0x100 += 0x40 * 8`, or alone where fewer than three are in step.
+fn runs(mut parts: &[(SourceId, u64)]) -> impl Iterator<Item = String> + '_ {
+    std::iter::from_fn(move || {
+        let &[(source, offset), ref rest @ ..] = parts else { return None };
+        let step =
+            rest.first().filter(|it| it.0 == source).and_then(|it| it.1.checked_sub(offset)).unwrap_or(0);
+        let in_step = |pair: &&[(SourceId, u64)]| {
+            pair[0].0 == pair[1].0 && pair[0].1.checked_add(step) == Some(pair[1].1)
+        };
+        let len = 1 + parts.windows(2).take_while(in_step).count();
+        let is_run = step != 0 && len > 2;
+        parts = &parts[if is_run { len } else { 1 }..];
+        let run = if is_run { format!(" += {step:#x} * {len}") } else { String::new() };
+        Some(format!("{source}+{offset:#x}{run}"))
+    })
 }
 
 /// `graph @decode(token: i32[T]) phase=imported`.

@@ -35,6 +35,7 @@ fn fused(op: &OpData) -> Option<&'static str> {
     match op.op {
         Op::Linear { act } if act != Act::None => Some("an activation in a linear"),
         Op::Linear { .. } if op.optional(3).is_some() => Some("a residual in a linear"),
+        Op::ShortConv { act } if act != Act::None => Some("an activation in a short conv"),
         Op::LinearGlu { .. } => Some("'linear_glu'"),
         Op::QuantAct { .. } => Some("'quant_act'"),
         Op::RmsNorm { quant: Some(_), .. } | Op::LayerNorm { quant: Some(_), .. } => {
@@ -59,13 +60,23 @@ fn fused(op: &OpData) -> Option<&'static str> {
         | Op::FiniteCheck {}
         | Op::RouteTopK { .. }
         | Op::ForEachExpert { .. }
-        | Op::BankSlice {} => None,
+        | Op::BankSlice {}
+        | Op::HeadLinear {}
+        | Op::HeadLinearT {}
+        | Op::Concat {}
+        | Op::L2Norm { .. }
+        | Op::GatedRmsNorm { .. }
+        | Op::AttnResMix { .. }
+        | Op::LatentAttention { .. }
+        | Op::ShortConv { .. }
+        | Op::KdaGate { .. }
+        | Op::KdaStep {} => None,
     }
 }
 
 /// Rule 20.
 fn legal(cx: &mut GraphCx<'_, '_>, id: OpId, op: &OpData, fx: Option<DType>) {
-    if !matches!(op.op, Op::Linear { .. } | Op::LinearGlu { .. }) {
+    if !matches!(op.op, Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear {}) {
         return;
     }
     let found = cx.graph.ty(op.operand(0)).dtype;
@@ -93,6 +104,7 @@ fn packed(cx: &mut GraphCx<'_, '_>, id: OpId, op: &OpData) {
         let matrix = Packing::of(decl.ty.dtype);
         let role = match (&op.op, slot) {
             (Op::Linear { .. }, 1) | (Op::LinearGlu { .. }, 1 | 2) | (Op::BankSlice {}, 0) => Role::Matrix,
+            (Op::HeadLinear {} | Op::HeadLinearT {}, 1) => Role::Matrix,
             (Op::Embed {}, 1) => Role::Table,
             _ => Role::Vector,
         };

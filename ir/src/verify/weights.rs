@@ -5,6 +5,7 @@ use waste_plan::ids::SecondaryMap;
 
 use super::Errors;
 use crate::graph::{Def, Module, WeightDecl, WeightId, WeightInit};
+use crate::text::MAX_BANK;
 use crate::types::{Dim, TensorType};
 
 /// Rules 3 to 6.
@@ -58,6 +59,19 @@ fn init_rule(module: &Module, id: WeightId, weight: &WeightDecl) -> Result<(), (
             stored_rule(*stored, weight.ty.dtype)
         }
         WeightInit::Concat(parts) => concat_rule(module, id, parts, &weight.ty).map_err(|it| (6, it)),
+        WeightInit::Bank { stored, parts } => {
+            let [e, n, k] = *weight.ty.shape.dims() else {
+                return Err((6, "a bank is [E, n, k]".to_owned()));
+            };
+            if Some(parts.len() as u64) != e.known().map(u64::from) || parts.len() > MAX_BANK {
+                return Err((6, format!("the bank has {} parts of at most {MAX_BANK}", parts.len())));
+            }
+            let matrix = TensorType::new(weight.ty.dtype, &[n, k]);
+            for (source, offset) in parts {
+                inside(module, *source, *offset, *stored, &matrix)?;
+            }
+            stored_rule(*stored, weight.ty.dtype)
+        }
     }
 }
 

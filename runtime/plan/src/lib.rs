@@ -18,4 +18,4 @@ pub mod words;
 
 pub use dtype::{Block, DType, FX_GROUP, FxLayout, Math};
 pub use pack::{LANES, Packing};
-pub use words::{Act, RopeStyle, Scoring, UnaryKind};
+pub use words::{Act, RopeStyle, Scoring, StateKind, UnaryKind};

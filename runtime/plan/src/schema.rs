@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::dtype::{DType, Math};
 use crate::pack::Packing;
+pub use crate::words::StateKind;
 
 mod step;
 
@@ -182,36 +183,6 @@ pub struct State {
     pub bytes: u64,
     /// Byte offset in the state space.
     pub offset: u64,
-}
-
-/// How a state lies in memory. A cache (numerics §3) is `[row][head][tile of 32 positions]`, then as the kind says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum StateKind {
-    /// A tile is `[d][32]`.
-    Keys,
-    /// A tile is `[32][d]`.
-    Values,
-    /// A recurrent state (numerics §5): `[row][2]` halves of `[a][b][c]`. A step reads the accepted half of a row and writes the
-    /// other; accepting the step flips them. The `[a]` matrices of a delta rule are cut into blocks of columns (the kernels' own).
-    Recurrent,
-}
-
-impl StateKind {
-    /// The word in IR text and plans.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Keys => "keys",
-            Self::Values => "values",
-            Self::Recurrent => "recurrent",
-        }
-    }
-    /// Parses the word.
-    #[must_use]
-    pub fn from_name(word: &str) -> Option<Self> {
-        [Self::Keys, Self::Values, Self::Recurrent].into_iter().find(|it| it.name() == word)
-    }
 }
 
 /// Positions in one tile of a cache.

@@ -2,6 +2,7 @@
 //!
 //! One arm an op; builder, parser and verifier all call [`infer`], so a graph cannot hold a type that the op table does not imply.
 
+mod experts;
 mod hybrid;
 
 use waste_plan::{DType, Math};
@@ -290,6 +291,11 @@ pub fn infer(
             }
             one(f32_matrix(rows, region_cols(graph, region, &gathered)?))
         }
+        Op::ExpertSort { experts } => experts::sort(&o, *experts),
+        Op::ExpertGather {} => one(experts::gather(&o)?),
+        Op::ExpertLinear { gather, .. } => one(experts::linear(&o, *gather)?),
+        Op::ExpertGlu { gather, quant, .. } => one(experts::glu(&o, *gather, *quant)?),
+        Op::ExpertSum {} => one(experts::sum(&o)?),
         Op::BankSlice {} => {
             let bank = o.get(0)?;
             o.equal("type of 'expert'", o.get(1)?, &TensorType::new(DType::I32, &[Dim::Const(1)]))?;

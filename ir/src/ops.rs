@@ -202,6 +202,22 @@ ops! {
     "for_each_expert" ForEachExpert ("x", "ids", "weights", "y?", "z?") { experts: u32 } -> 1;
     /// A view of one expert's matrix in a bank.  bank: `any[E, n, k]`, expert: `i32[1]`, y: `any[n, k]`.
     "bank_slice" BankSlice ("bank", "expert") {} -> 1;
+    /// The (token, expert) pairs of a call by expert, then token.  ids: `i32[T, k]`; order: `i32[T·k]`, the place t · k + rank of each pair in
+    /// `ids`; groups: `i32[2·(E + 1)]`, (expert, its first pair) of each expert that has any, then (E, T·k) to the end; slots: `i32[T·k]`, the
+    /// k pairs of each token, ascending.
+    "expert_sort" ExpertSort ("ids") { experts: u32 } -> 3;
+    /// y[p] = x[token of pair p].  x: `f32[T, n]`, order: `i32[T·k]`, y: `f32[T·k, n]`.
+    "expert_gather" ExpertGather ("x", "order") {} -> 1;
+    /// y[p] = act(x[p] · bank[expert of pair p]ᵀ); with `gather`, x[token of pair p].  x: f32 or `fx[T·k or T, n]`, bank: `any[E, m, n]`,
+    /// order, groups: of [`Op::ExpertSort`], y: `f32[T·k, m]`.
+    "expert_linear" ExpertLinear ("x", "bank", "order", "groups") { act: Act, gather: bool = false } -> 1;
+    /// y[p] = act(x[p] · gate[e]ᵀ) ∘ (x[p] · up[e]ᵀ), e the expert of pair p; operands as in [`Op::ExpertLinear`], the rest as in
+    /// [`Op::LinearGlu`].
+    "expert_glu" ExpertGlu ("x", "gate", "up", "order", "groups") {
+        act: Act, gather: bool = false, quant: Option<Math>, beta: f32 = 1.0, linear: f32 = 0.0
+    } -> 1;
+    /// y[t] = Σ weight · x[p] over the pairs p of token t, ascending (numerics §1).  x: `f32[T·k, n]`, weights: `f32[T, k]`, y: `f32[T, n]`.
+    "expert_sum" ExpertSum ("x", "weights", "order", "slots") {} -> 1;
 }
 
 impl Op {

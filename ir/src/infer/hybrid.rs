@@ -11,7 +11,7 @@ type One = Result<TensorType, InferError>;
 type Stepped = Result<Vec<TensorType>, InferError>;
 
 /// A bank of matrices: how many, and their rows and columns.
-fn bank(o: &Operands<'_>, slot: usize) -> Result<[u32; 3], InferError> {
+pub(super) fn bank(o: &Operands<'_>, slot: usize) -> Result<[u32; 3], InferError> {
     let ty = o.get(slot)?;
     match *ty.shape.dims() {
         [Dim::Const(e), Dim::Const(n), Dim::Const(k)]

@@ -10,6 +10,7 @@
 //! Deliberately absent: speed (only decoded weights are kept), symbols other than those bound by the inputs, and rollback: a failed
 //! call may leave cache rows written at its own positions.
 
+mod experts;
 mod hybrid;
 mod math;
 mod ops;

@@ -6,7 +6,8 @@ use super::math::{
     Res, Routing, add_scaled, argmax, bank_slice, dot, gated, gather, layer_norm, linear, map, matmul,
     per_row, rms_norm, rope, rope_angles, rope_frequencies, route_top_k, softmax, unary, zip,
 };
-use super::{Frame, InterpError, Tensor, hybrid};
+use super::{Frame, InterpError, Tensor, experts, hybrid};
+use crate::attrs::Act;
 use crate::graph::{OpId, StateId};
 use crate::ops::Op;
 use crate::types::Dim;
@@ -33,6 +34,10 @@ impl Frame<'_, '_> {
             Op::LatentAttention { scale } => vec![self.latent_attention(id, f64::from(scale))?],
             Op::ShortConv { act } => vec![self.short_conv(id, act)?],
             Op::KdaStep {} => vec![self.kda_step(id)?],
+            Op::ExpertSort { experts } => {
+                let sorted = experts::sort(&*self.operand(id, 0)?, experts);
+                sorted.map_err(|message| self.error(id, message))?.into()
+            }
             _ => vec![self.plain(id)?],
         };
         for (value, result) in op.results.iter().zip(results) {
@@ -48,7 +53,7 @@ impl Frame<'_, '_> {
             Op::Embed {} | Op::QuantAct { .. } | Op::Unary { .. } | Op::Slice { .. } | Op::Reshape { .. } => {
                 None
             }
-            Op::Argmax {} | Op::FiniteCheck {} | Op::L2Norm { .. } => None,
+            Op::Argmax {} | Op::FiniteCheck {} | Op::L2Norm { .. } | Op::ExpertSort { .. } => None,
             Op::RopeAngles { .. } => self.optional(id, 1)?,
             _ => Some(self.operand(id, 1)?),
         };
@@ -103,10 +108,27 @@ impl Frame<'_, '_> {
             Op::Argmax {} => Ok(per_row(&x, argmax)),
             Op::FiniteCheck {} => Ok(per_row(&x, |row| i32::from(row.iter().all(|it| it.is_finite())))),
             Op::BankSlice {} => bank_slice(&x, second(&y).i32s()),
+            Op::ExpertGather {} => Ok(experts::gather(&x, second(&y).i32s())),
+            Op::ExpertLinear { act, gather } => {
+                let (order, groups) = (self.operand(id, 2)?, self.operand(id, 3)?);
+                let pairs = experts::Pairs::new(order.i32s(), groups.i32s(), *gather);
+                Ok(experts::linear(&x, second(&y), &pairs, *act))
+            }
+            Op::ExpertGlu { act, gather, beta, linear, .. } => {
+                let (up, order, groups) = (self.operand(id, 2)?, self.operand(id, 3)?, self.operand(id, 4)?);
+                let pairs = experts::Pairs::new(order.i32s(), groups.i32s(), *gather);
+                let gate = experts::linear(&x, second(&y), &pairs, Act::None);
+                let up = experts::linear(&x, &up, &pairs, Act::None);
+                zip(&gate, &up, gated(*act, *beta, *linear))
+            }
+            Op::ExpertSum {} => {
+                let (order, slots) = (self.operand(id, 2)?, self.operand(id, 3)?);
+                Ok(experts::sum(&x, second(&y), order.i32s(), slots.i32s()))
+            }
             Op::KvAppend {} | Op::Attention { .. } | Op::RouteTopK { .. } | Op::ForEachExpert { .. } => {
                 unreachable!("handled by the caller")
             }
-            Op::LatentAttention { .. } | Op::ShortConv { .. } | Op::KdaStep {} => {
+            Op::LatentAttention { .. } | Op::ShortConv { .. } | Op::KdaStep {} | Op::ExpertSort { .. } => {
                 unreachable!("handled by the caller")
             }
         };

@@ -38,6 +38,8 @@ fn fused(op: &OpData) -> Option<&'static str> {
         Op::ShortConv { act } if act != Act::None => Some("an activation in a short conv"),
         Op::LinearGlu { .. } => Some("'linear_glu'"),
         Op::QuantAct { .. } => Some("'quant_act'"),
+        Op::ExpertLinear { .. } => Some("'expert_linear'"),
+        Op::ExpertGlu { .. } => Some("'expert_glu'"),
         Op::RmsNorm { quant: Some(_), .. } | Op::LayerNorm { quant: Some(_), .. } => {
             Some("a norm with quantised result")
         }
@@ -61,6 +63,9 @@ fn fused(op: &OpData) -> Option<&'static str> {
         | Op::RouteTopK { .. }
         | Op::ForEachExpert { .. }
         | Op::BankSlice {}
+        | Op::ExpertSort { .. }
+        | Op::ExpertGather {}
+        | Op::ExpertSum {}
         | Op::HeadLinear {}
         | Op::HeadLinearT {}
         | Op::Concat {}
@@ -76,7 +81,15 @@ fn fused(op: &OpData) -> Option<&'static str> {
 
 /// Rule 20.
 fn legal(cx: &mut GraphCx<'_, '_>, id: OpId, op: &OpData, fx: Option<DType>) {
-    if !matches!(op.op, Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear {}) {
+    let is_linear = matches!(
+        op.op,
+        Op::Linear { .. }
+            | Op::LinearGlu { .. }
+            | Op::HeadLinear {}
+            | Op::ExpertLinear { .. }
+            | Op::ExpertGlu { .. }
+    );
+    if !is_linear {
         return;
     }
     let found = cx.graph.ty(op.operand(0)).dtype;
@@ -104,7 +117,9 @@ fn packed(cx: &mut GraphCx<'_, '_>, id: OpId, op: &OpData) {
         let matrix = Packing::of(decl.ty.dtype);
         let role = match (&op.op, slot) {
             (Op::Linear { .. }, 1) | (Op::LinearGlu { .. }, 1 | 2) | (Op::BankSlice {}, 0) => Role::Matrix,
-            (Op::HeadLinear {} | Op::HeadLinearT {}, 1) => Role::Matrix,
+            (Op::HeadLinear {} | Op::ExpertLinear { .. } | Op::ExpertGlu { .. }, 1)
+            | (Op::ExpertGlu { .. }, 2) => Role::Matrix,
+            (Op::HeadLinearT {}, 1) => Role::Vector,
             (Op::Embed {}, 1) => Role::Table,
             _ => Role::Vector,
         };

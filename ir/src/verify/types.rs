@@ -85,14 +85,20 @@ fn attributes(op: &Op) -> Result<(), String> {
         Op::KdaGate { lower_bound } if !lower_bound.is_finite() || *lower_bound > 0.0 => {
             Err(format!("'lower_bound' must be finite and not above 0, found {lower_bound:?}"))
         }
-        Op::Linear { act } | Op::ShortConv { act } if *act == Act::Situ => {
+        Op::Linear { act } | Op::ShortConv { act } | Op::ExpertLinear { act, .. } if *act == Act::Situ => {
             Err(format!("'{}' has no gate for 'situ'", op.name()))
         }
-        Op::Glu { act, beta, linear } | Op::LinearGlu { act, beta, linear, .. } => {
-            situ_rule(*act, *beta, *linear)
+        Op::Glu { act, beta, linear }
+        | Op::LinearGlu { act, beta, linear, .. }
+        | Op::ExpertGlu { act, beta, linear, .. } => situ_rule(*act, *beta, *linear),
+        Op::ForEachExpert { experts: 0 } | Op::ExpertSort { experts: 0 } => {
+            Err("'experts' must be at least 1".to_owned())
         }
-        Op::ForEachExpert { experts: 0 } => Err("'experts' must be at least 1".to_owned()),
         Op::ForEachExpert { .. }
+        | Op::ExpertSort { .. }
+        | Op::ExpertGather {}
+        | Op::ExpertLinear { .. }
+        | Op::ExpertSum {}
         | Op::Embed {}
         | Op::QuantAct { .. }
         | Op::Linear { .. }

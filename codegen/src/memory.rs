@@ -146,6 +146,9 @@ impl<'a> MemoryMap<'a> {
             [rows @ Dim::Scaled { .. }] => (*rows, 1),
             [Dim::Const(cols)] => (Dim::Const(1), *cols),
             [rows, Dim::Const(cols)] => (*rows, *cols),
+            [Dim::Const(bank), Dim::Const(rows), Dim::Const(cols)] => {
+                (Dim::Const(bank.checked_mul(*rows).ok_or(PlanError::TooLarge(value))?), *cols)
+            }
             [Dim::Const(b), Dim::Const(s), Dim::Const(h), Dim::Const(d)] => {
                 let rows =
                     b.checked_mul(*s).and_then(|it| it.checked_mul(*h)).ok_or(PlanError::TooLarge(value))?;

@@ -4,7 +4,8 @@ use waste_ir::verify::Verified;
 use waste_ir::{Module, Phase, SourceDecl, StateDecl, ValueId};
 use waste_plan::DType;
 use waste_plan::schema::{
-    KV_TILE, Memory, Model, Operand, Options, Plan, Port, PortName, Program, Source, State, VERSION,
+    KV_TILE, Memory, Model, Operand, Options, Plan, Port, PortName, Program, Source, State, StateKind,
+    VERSION,
 };
 
 use crate::barriers::place_barriers;
@@ -93,7 +94,7 @@ pub enum PlanError {
     StridedReshape(ValueId),
     /// A state that is no cache.
     #[error(
-        "state '{name}' must be f32 or f16 [rows, positions, heads, width] with positions a multiple of 32"
+        "state '{name}' must be f32 or f16 [rows, positions, heads, width] with positions a multiple of 32, or recurrent and f32"
     )]
     BadState {
         /// The state.
@@ -196,12 +197,19 @@ fn plan_state(decl: &StateDecl, offset: u64) -> Option<State> {
     let known: Vec<u32> = decl.ty.shape.dims().iter().map(|it| it.known()).collect::<Option<_>>()?;
     let shape: [u32; 4] = known.try_into().ok()?;
     let dtype = decl.ty.dtype;
+    let name = decl.name.clone();
+    if decl.kind == StateKind::Recurrent {
+        // Both halves.
+        let bytes = shape.iter().try_fold(8u64, |n, dim| n.checked_mul(u64::from(*dim)))?;
+        let is_f32 = dtype == DType::F32;
+        return is_f32.then_some(State { name, dtype, kind: decl.kind, shape, bytes, offset });
+    }
     if !matches!(dtype, DType::F32 | DType::F16) || !shape[1].is_multiple_of(KV_TILE) {
         return None;
     }
     let elems = shape.iter().try_fold(1u64, |n, dim| n.checked_mul(u64::from(*dim)))?;
     let bytes = dtype.row_bytes(elems)?;
-    Some(State { name: decl.name.clone(), dtype, kind: decl.kind, shape, bytes, offset })
+    Some(State { name, dtype, kind: decl.kind, shape, bytes, offset })
 }
 
 /// The caller's arrays: inputs sized for the largest program, outputs for all wanted rows.

@@ -30,17 +30,19 @@ pub(crate) fn plan_weights(module: &Module) -> Result<(Vec<Weight>, Vec<Option<u
 fn plan_weight(module: &Module, id: WeightId, offset: u64) -> Result<Weight, PlanError> {
     let decl = &module.weights[id];
     let too_large = || PlanError::WeightSize { name: decl.name.clone() };
-    let (rows, cols) = extent(decl).ok_or_else(too_large)?;
+    let (bank, rows, cols) = extent(decl).ok_or_else(too_large)?;
     let packing = decl.packing.ok_or_else(|| PlanError::NoPacking { name: decl.name.clone() })?;
     let bytes = match packing {
         Packing::Plain => decl.ty.dtype.row_bytes(cols).and_then(|it| it.checked_mul(rows)),
         _ => packing.bytes(rows, cols),
     };
+    let bytes = bytes.and_then(|it| it.checked_mul(u64::from(bank)));
     let mut parts = Vec::new();
     collect_parts(module, decl, &mut parts).ok_or_else(too_large)?;
     Ok(Weight {
         name: decl.name.clone(),
         dtype: decl.ty.dtype,
+        bank,
         rows,
         cols,
         packing,
@@ -51,11 +53,14 @@ fn plan_weight(module: &Module, id: WeightId, offset: u64) -> Result<Weight, Pla
     })
 }
 
-/// Rows and columns; a vector is one row, except where it is the concatenation of vectors: then too.
-fn extent(decl: &WeightDecl) -> Option<(u64, u64)> {
+/// Matrices, rows and columns; a vector is one row, except where it is the concatenation of vectors: then too.
+fn extent(decl: &WeightDecl) -> Option<(u32, u64, u64)> {
     match *decl.ty.shape.dims() {
-        [Dim::Const(n)] => Some((1, u64::from(n))),
-        [Dim::Const(rows), Dim::Const(cols)] => Some((u64::from(rows), u64::from(cols))),
+        [Dim::Const(n)] => Some((1, 1, u64::from(n))),
+        [Dim::Const(rows), Dim::Const(cols)] => Some((1, u64::from(rows), u64::from(cols))),
+        [Dim::Const(bank), Dim::Const(rows), Dim::Const(cols)] => {
+            Some((bank, u64::from(rows), u64::from(cols)))
+        }
         _ => None,
     }
 }
@@ -64,6 +69,11 @@ fn extent(decl: &WeightDecl) -> Option<(u64, u64)> {
 fn collect_parts(module: &Module, decl: &WeightDecl, parts: &mut Vec<Part>) -> Option<()> {
     let rows = match *decl.ty.shape.dims() {
         [Dim::Const(n)] | [Dim::Const(n), Dim::Const(_)] => u64::from(n),
+        [Dim::Const(bank), Dim::Const(n), Dim::Const(_)] => match &decl.init {
+            // A part is one matrix of a scattered bank, or all of one that lies in one piece.
+            WeightInit::Bank { .. } => u64::from(n),
+            _ => u64::from(bank).checked_mul(u64::from(n))?,
+        },
         _ => return None,
     };
     let mut stored = |source: &waste_ir::SourceId, offset: u64, stored, transposed| {
@@ -73,6 +83,11 @@ fn collect_parts(module: &Module, decl: &WeightDecl, parts: &mut Vec<Part>) -> O
     match &decl.init {
         WeightInit::Stored { source, offset, stored: dtype } => stored(source, *offset, *dtype, false),
         WeightInit::Transposed { source, offset, stored: dtype } => stored(source, *offset, *dtype, true),
+        WeightInit::Bank { stored: dtype, parts: matrices } => {
+            for (source, offset) in matrices {
+                stored(source, *offset, *dtype, false);
+            }
+        }
         WeightInit::Concat(ids) => {
             // NOTE: a loop with a stack of its own would be the same; concatenations nest at most once in practice,
             // and the verifier refuses cycles.
@@ -88,10 +103,10 @@ fn collect_parts(module: &Module, decl: &WeightDecl, parts: &mut Vec<Part>) -> O
 /// Source: Su et al. 2021, §3.2.2; Llama 3's rule as in transformers `_compute_llama3_parameters`.
 pub(crate) fn rope_freqs(dims: u32, base: f64, scaling: RopeScaling) -> Vec<f64> {
     let plain = |i: u32| 1.0 / libm::pow(base, f64::from(2 * i) / f64::from(dims));
-    (0..dims / 2).map(|i| rescale(plain(i), scaling)).collect()
+    (0..dims / 2).map(|i| rescale(i, plain(i), (dims, base), scaling)).collect()
 }
 
-fn rescale(freq: f64, scaling: RopeScaling) -> f64 {
+fn rescale(i: u32, freq: f64, (dims, base): (u32, f64), scaling: RopeScaling) -> f64 {
     match scaling {
         RopeScaling::None => freq,
         RopeScaling::Linear { factor } => freq / factor,
@@ -107,5 +122,20 @@ fn rescale(freq: f64, scaling: RopeScaling) -> f64 {
                 (1.0 - smooth) * freq / factor + smooth * freq
             }
         }
+        RopeScaling::Yarn { factor, fast, slow, orig } => {
+            let (low, high) = yarn_ramp((dims, base), (fast, slow), orig);
+            let ramp = ((f64::from(i) - low) / (high - low)).clamp(0.0, 1.0);
+            freq / factor * ramp + freq * (1.0 - ramp)
+        }
     }
+}
+
+/// The pairs between which YaRN's ramp rises: those that turn `fast` and `slow` times in `orig` positions (Peng et al. 2023, eq. 23).
+fn yarn_ramp((dims, base): (u32, f64), (fast, slow): (f64, f64), orig: u32) -> (f64, f64) {
+    let dims = f64::from(dims);
+    let whole_turn = 2.0 * std::f64::consts::PI;
+    let pair =
+        |turns: f64| dims * libm::log(f64::from(orig) / (turns * whole_turn)) / (2.0 * libm::log(base));
+    let (low, high) = (pair(fast).floor().max(0.0), pair(slow).ceil().min(dims - 1.0));
+    (low, if low == high { high + 0.001 } else { high })
 }

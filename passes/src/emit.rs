@@ -126,7 +126,7 @@ fn kept_weights(
         used[weight] = true;
         match &declared[weight].init {
             WeightInit::Concat(parts) => pending.extend(parts),
-            WeightInit::Stored { .. } | WeightInit::Transposed { .. } => {}
+            WeightInit::Stored { .. } | WeightInit::Transposed { .. } | WeightInit::Bank { .. } => {}
         }
     }
     let mut kept = SecondaryMap::new(None);

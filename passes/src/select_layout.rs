@@ -58,8 +58,8 @@ fn wanted(module: &Module) -> SecondaryMap<WeightId, Reads> {
     for graph in module.graphs.values() {
         for data in graph.ops.values() {
             let matrices: &[usize] = match data.op {
-                Op::Linear { .. } => &[1],
-                Op::LinearGlu { .. } => &[1, 2],
+                Op::Linear { .. } | Op::HeadLinear {} | Op::ExpertLinear { .. } => &[1],
+                Op::LinearGlu { .. } | Op::ExpertGlu { .. } => &[1, 2],
                 _ => &[],
             };
             for (slot, value) in data.operands.iter().enumerate() {

@@ -92,11 +92,12 @@ impl Decls<'_> {
         let (decl, it) = (&self.module.weights[id], &self.plan.weights[i as usize]);
         same("weight", &it.name, &decl.name)?;
         let shape = match decl.ty.shape.dims() {
-            [Dim::Const(n)] => Some((1, u64::from(*n))),
-            [Dim::Const(n), Dim::Const(k)] => Some((u64::from(*n), u64::from(*k))),
+            [Dim::Const(n)] => Some((1, 1, u64::from(*n))),
+            [Dim::Const(n), Dim::Const(k)] => Some((1, u64::from(*n), u64::from(*k))),
+            [Dim::Const(bank), Dim::Const(n), Dim::Const(k)] => Some((*bank, u64::from(*n), u64::from(*k))),
             _ => None,
         };
-        let found = (it.dtype, Some((it.rows, it.cols)), Some(it.packing));
+        let found = (it.dtype, Some((it.bank, it.rows, it.cols)), Some(it.packing));
         let what = format!("weight '{}'", decl.name);
         same(&what, &found, &(decl.ty.dtype, shape, decl.packing))?;
         same(&format!("parts of '{}'", decl.name), &Some(&it.parts), &parts(self.module, id).as_ref())?;
@@ -115,11 +116,21 @@ fn parts(module: &Module, id: WeightId) -> Option<Vec<Part>> {
         let rows = match decl.ty.shape.dims() {
             // Rows of a part of a vector count its elements.
             [Dim::Const(n)] | [Dim::Const(n), _] => u64::from(*n),
+            [Dim::Const(bank), Dim::Const(n), _] => u64::from(*bank) * u64::from(*n),
             _ => return None,
         };
         let stored = match &decl.init {
             WeightInit::Concat(parts) => {
                 open.extend(parts.iter().rev());
+                continue;
+            }
+            WeightInit::Bank { stored, parts } => {
+                // One part a matrix.
+                let rows = rows / u64::try_from(parts.len()).ok().filter(|it| *it > 0)?;
+                for (source, offset) in parts {
+                    let source = u32::try_from(source.index()).ok()?;
+                    out.push(Part { source, offset: *offset, stored: *stored, rows, transposed: false });
+                }
                 continue;
             }
             WeightInit::Stored { source, offset, stored } => (source, offset, stored, false),

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use waste_ir::{Def, Graph, Op, OpData, OpId, ValueId};
+use waste_ir::{Def, Graph, OpData, OpId, ValueId};
 use waste_plan::ids::EntityRef;
 use waste_plan::overlap::Runs;
 use waste_plan::schema::{Operand, Place, PortName, Program, Step};
@@ -25,11 +25,11 @@ pub(super) struct Trace {
 /// One step's part of a [`Trace`]; values are bases of views.
 #[derive(Default)]
 pub(super) struct Traced {
-    /// The result and its bytes, if they are in scratch.
-    pub(super) result: Option<(ValueId, Runs)>,
+    /// The results in scratch and their bytes.
+    pub(super) results: Vec<(ValueId, Runs)>,
     /// What it reads.
     pub(super) reads: Vec<ValueId>,
-    /// The operand that the result lies over.
+    /// The operand that the first result lies over.
     pub(super) over: Option<ValueId>,
 }
 
@@ -185,28 +185,27 @@ impl<'a, 'e> Walk<'a, 'e> {
         let data = &self.graph.ops[op];
         let kind = kinds::expected(self.graph, data).ok_or(Fault::NoStep { op: step.op })?;
         self.step_fault(i, same("kind", &step.kind, &kind));
-        let is_append = matches!(data.op, Op::KvAppend {});
-        let reads: Vec<ValueId> = data.uses().skip(usize::from(is_append)).collect();
+        let next_state = data.op.next_state();
+        let reads: Vec<ValueId> = data.uses().skip(usize::from(next_state.is_some())).collect();
         same("number of reads", &step.reads.len(), &reads.len())?;
         for (slot, (value, operand)) in reads.iter().zip(&step.reads).enumerate() {
             let read = self.read(*value, operand, &format!("read {slot}"));
             self.step_fault(i, read);
         }
-        let (Some(&result), Some(operand)) = (data.results.first(), step.writes.first()) else {
-            return Err(Fault::NoStep { op: step.op });
-        };
-        if is_append {
-            self.append(data, result, operand)?;
-        } else {
-            self.write(i, result, operand)?;
+        same("number of writes", &step.writes.len(), &data.results.len())?;
+        let mut results = Vec::new();
+        for (index, (result, operand)) in data.results.iter().zip(&step.writes).enumerate() {
+            if next_state == Some(index) {
+                self.next_version(data, *result, index, operand)?;
+            } else {
+                self.write(i, *result, index, operand)?;
+                results.extend(self.in_scratch(operand).map(|it| (*result, it)));
+            }
         }
-        let in_place = step.kind.in_place().iter().find(|slot| step.reads[**slot].place == operand.place);
+        let first = step.writes.first().map(|it| it.place);
+        let in_place = step.kind.in_place().iter().find(|slot| Some(step.reads[**slot].place) == first);
         let bases: Vec<ValueId> = reads.iter().map(|it| base(self.graph, *it)).collect();
-        Ok(Traced {
-            result: self.in_scratch(operand).map(|it| (result, it)),
-            over: in_place.map(|slot| bases[*slot]),
-            reads: bases,
-        })
+        Ok(Traced { results, over: in_place.map(|slot| bases[*slot]), reads: bases })
     }
 
     fn in_scratch(&self, operand: &Operand) -> Option<Runs> {
@@ -264,18 +263,25 @@ impl<'a, 'e> Walk<'a, 'e> {
         }
     }
 
-    fn append(&mut self, data: &OpData, result: ValueId, operand: &Operand) -> Result<(), Fault> {
+    /// Write `index` makes `result` the current version of its state.
+    fn next_version(
+        &mut self,
+        data: &OpData,
+        result: ValueId,
+        index: usize,
+        operand: &Operand,
+    ) -> Result<(), Fault> {
         let cache = data.optional(0).ok_or(Fault::UnknownValue { value: result })?;
         let state = self.graph.state(cache).and_then(|it| self.decls.state(it));
-        same("write 0", &Some(operand.place), &state.map(Place::State))?;
+        same(&format!("write {index}"), &Some(operand.place), &state.map(Place::State))?;
         self.current(cache, state)?;
         self.versions.extend(state.map(|it| (it, result)));
         Ok(())
     }
 
-    fn write(&mut self, step: usize, value: ValueId, operand: &Operand) -> Result<(), Fault> {
+    fn write(&mut self, step: usize, value: ValueId, index: usize, operand: &Operand) -> Result<(), Fault> {
         let found = (operand.dtype, operand.rows, operand.cols);
-        same("write 0", &Some(found), &self.symbols.matrix(self.graph, value))?;
+        same(&format!("write {index}"), &Some(found), &self.symbols.matrix(self.graph, value))?;
         self.settle(value, *operand, step);
         Ok(())
     }

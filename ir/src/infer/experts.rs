@@ -25,7 +25,9 @@ fn pairs(o: &Operands<'_>, slot: usize, tokens: Dim) -> Result<Dim, InferError> 
     let found = o.ids(slot)?;
     let whole = match (found, tokens) {
         (Dim::Const(pairs), Dim::Const(tokens)) => tokens > 0 && pairs.is_multiple_of(tokens),
-        (Dim::Scaled { sym, mul }, Dim::Scaled { sym: of, mul: each }) => sym == of && mul.is_multiple_of(each),
+        (Dim::Scaled { sym, mul }, Dim::Scaled { sym: of, mul: each }) => {
+            sym == of && mul.is_multiple_of(each)
+        }
         _ => false,
     };
     if whole { Ok(found) } else { Err(format!("{found:?} pairs of {tokens:?} tokens")) }

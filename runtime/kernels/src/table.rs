@@ -17,11 +17,15 @@ use crate::attention::{KvTiles, portable::*};
 use crate::cpu::{CpuFeatures, Isa};
 use crate::embed::portable::*;
 use crate::epilogue::{Unary, portable::*};
+use crate::latent::portable::*;
 use crate::linear::portable::*;
 use crate::linear_f32::portable::*;
 use crate::norm::portable::*;
 use crate::quant_act::portable::*;
+use crate::recurrence::portable::*;
+use crate::residual::portable::*;
 use crate::rope::portable::*;
+use crate::route::{RouteRule, portable::*};
 use crate::view::{FxRowMut, FxRows, RowsF32, TileMut};
 
 /// How a row's result compares with its portable definition.
@@ -57,6 +61,7 @@ macro_rules! kernel_table {
             $( pub(crate) $name: Entry<unsafe fn($($ty),*) $(-> $ret)?>, )+
         }
 
+        #[expect(clippy::too_many_arguments, reason = "one argument an operand")]
         impl KernelTable {
             $( $(#[$doc])*
             #[inline]
@@ -84,6 +89,7 @@ macro_rules! kernel_table {
     (@build $build:ident, $doc:literal, $isa:expr, [$attribute:meta],
         $( fn $name:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)?; )+) => {
         #[doc = $doc]
+        #[expect(clippy::too_many_arguments, reason = "one argument an operand")]
         mod $build {
             use super::*;
 
@@ -149,6 +155,8 @@ kernel_table! {
     fn mul(a: &[f32], b: &[f32], y: &mut [f32]);
     /// y = y + x.
     fn add_assign(y: &mut [f32], x: &[f32]);
+    /// y = beta · tanh(g / beta) · sigmoid(g) · (linear · tanh(u / linear), or u where linear ≤ 0).
+    fn situ(g: &[f32], u: &[f32], beta: f32, linear: f32, y: &mut [f32]);
 
     /// y = (x · rms) · w, rms = 1 / sqrt(Σx² / n + eps) (family `norm`).
     fn rms_norm(x: &[f32], w: &[f32], eps: f32, y: &mut [f32]);
@@ -175,6 +183,48 @@ kernel_table! {
     /// As `attention_f32` over an f16 cache.
     fn attention_f16(
         q: &RowsF32<'_>, n_pos: &[u32], kv: &KvTiles<'_, f16>, scale: f32, scratch: &mut [f32], out: &mut TileMut<'_>,
+    );
+
+    /// Absorbed latent attention of queries `[q | q_rope]` over tiles `[kl + r][32]` (family `latent`).
+    fn latent_attention_f32(
+        q: &RowsF32<'_>, q_rope: &RowsF32<'_>, n_pos: &[u32], cache: &[f32], scale: f32, scratch: &mut [f32],
+        out: &mut TileMut<'_>,
+    );
+    /// As `latent_attention_f32` over an f16 cache.
+    fn latent_attention_f16(
+        q: &RowsF32<'_>, q_rope: &RowsF32<'_>, n_pos: &[u32], cache: &[f16], scale: f32, scratch: &mut [f32],
+        out: &mut TileMut<'_>,
+    );
+    /// y = Wᵀ · x of one head: w plain f32\[n, k\], x `f32[n]`, y `f32[k]`.
+    fn head_linear_t_f32(w: &[u8], x: &[f32], y: &mut [f32]);
+    /// As `head_linear_t_f32` over f16.
+    fn head_linear_t_f16(w: &[u8], x: &[f32], y: &mut [f32]);
+    /// As `head_linear_t_f32` over bf16.
+    fn head_linear_t_bf16(w: &[u8], x: &[f32], y: &mut [f32]);
+
+    /// Depthwise causal convolution of some channels of a run of tokens (family `recurrence`): w `f32[c, taps]`.
+    fn short_conv(
+        x: &RowsF32<'_>, w: &[f32], taps: usize, ring: &[f32], next: &mut [f32], y: &mut TileMut<'_>,
+    );
+    /// The decay factors of one head.
+    fn kda_gate(z: &[f32], dt_bias: &[f32], a_log: f32, lower_bound: f32, y: &mut [f32]);
+    /// y = (x / sqrt(Σx² + eps)) · scale.
+    fn l2_norm(x: &[f32], eps: f32, scale: f32, y: &mut [f32]);
+    /// The delta rule of one head over a block of state columns, token after token.
+    fn kda_step(
+        q: &RowsF32<'_>, k: &RowsF32<'_>, v: &RowsF32<'_>, decay: &RowsF32<'_>, beta: &[f32], from: Option<&[f32]>,
+        to: &mut [f32], o: &mut TileMut<'_>,
+    );
+    /// y = ((x · rms) · w) · sigmoid(gate).
+    fn gated_rms_norm(x: &[f32], gate: &[f32], w: &[f32], eps: f32, y: &mut [f32]);
+
+    /// y = the softmax mixture of blocks `f32[nb, h]` and x `f32[h]` (family `residual`).
+    fn attn_res_mix(blocks: &[f32], x: &[f32], norm: &[f32], proj: &[f32], eps: f32, y: &mut [f32]);
+
+    /// The best `ids.len()` experts of one token and their weights (family `route`); scratch `f32[2 · experts]`.
+    fn route_top_k(
+        logits: &[f32], bias: Option<&[f32]>, rule: &RouteRule, scratch: &mut [f32], ids: &mut [i32],
+        weights: &mut [f32],
     );
 
     /// Row `lane` of a packed f32 block (family `embed`): out `f32[k]`.

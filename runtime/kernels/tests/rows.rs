@@ -5,6 +5,8 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod common;
+#[path = "rows/kimi.rs"]
+mod kimi;
 
 use common::{Flavor, LINEARS, Rng, tables, weights};
 use half::f16;
@@ -51,6 +53,9 @@ fn run(table: &KernelTable, name: &str) -> Vec<u32> {
     let rng = &mut Rng(7);
     if let Some(linear) = LINEARS.iter().find(|it| it.name == name) {
         linears(*linear, table, rng, &mut seen);
+        return seen.0;
+    }
+    if kimi::case(table, name, rng, &mut seen) {
         return seen.0;
     }
     match name {

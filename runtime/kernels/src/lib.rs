@@ -24,6 +24,7 @@ mod epilogue;
 pub mod half16;
 mod linear;
 mod linear_f32;
+mod lut;
 pub mod math;
 mod norm;
 mod quant_act;

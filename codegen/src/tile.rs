@@ -3,7 +3,7 @@
 //! Cutting never changes bits: a tile is rows and columns of the result, never a part of a sum. Numbers are for the target
 //! `cpu` in general, not for the compiling machine.
 
-use waste_plan::schema::{StepKind, Tile};
+use waste_plan::schema::{RING_COLS, StepKind, Tile};
 use waste_plan::{FX_GROUP, LANES};
 
 /// Tokens in a tile of a matrix product in prefill: their activations stay in the second-level cache.
@@ -31,7 +31,7 @@ pub(crate) fn tile(kind: &StepKind, rows: u64, cols: u32, head: u32) -> Tile {
         StepKind::Attention { heads, .. } => Tile { rows: most_rows.min(16), cols: cols / heads },
         // A recurrence walks all tokens of a call, some channels or one head at a time.
         StepKind::ShortConv { .. } => {
-            Tile { rows: most_rows, cols: GEMM_COLS.min(cols.next_multiple_of(LANES as u32)) }
+            Tile { rows: most_rows, cols: GEMM_COLS.min(cols.next_multiple_of(RING_COLS)) }
         }
         StepKind::KdaStep => Tile { rows: most_rows, cols: head },
         StepKind::L2Norm { .. } | StepKind::KdaGate { .. } | StepKind::GatedRmsNorm { .. } => {

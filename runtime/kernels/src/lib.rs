@@ -25,6 +25,7 @@ pub mod half16;
 mod latent;
 mod linear;
 mod linear_f32;
+mod lut;
 pub mod math;
 mod norm;
 mod quant_act;

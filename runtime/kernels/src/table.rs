@@ -10,7 +10,10 @@
 //! Deliberately absent: hidden state (the table is a value, forcing a tier is [`CpuFeatures::capped`]), and any
 //! dispatch by name.
 
+use std::ops::Range;
+
 use half::f16;
+use waste_plan::VqCode;
 
 use crate::argmax::{ArgMax, portable::*};
 use crate::attention::{KvTiles, portable::*};
@@ -20,6 +23,7 @@ use crate::epilogue::{Unary, portable::*};
 use crate::latent::portable::*;
 use crate::linear::portable::*;
 use crate::linear_f32::portable::*;
+use crate::lut::portable::*;
 use crate::norm::portable::*;
 use crate::quant_act::portable::*;
 use crate::recurrence::portable::*;
@@ -144,6 +148,33 @@ kernel_table! {
     fn linear_w4_f32(w: &[u8], k: usize, x: &RowsF32<'_>, y: &mut TileMut<'_>);
     /// As `linear_w8_f32` over `W4M` weights.
     fn linear_w4m_f32(w: &[u8], k: usize, x: &RowsF32<'_>, y: &mut TileMut<'_>);
+
+    /// The tables of a range of the positions of x `f32[k]` (family `lut`): books `f32[stages][8][entries]`.
+    fn lut_build_fixed24(code: VqCode, x: &[f32], books: &[f32], positions: Range<usize>, out: &mut [u8]);
+    /// As `lut_build_fixed24` in 16 bits.
+    fn lut_build_fixed16(code: VqCode, x: &[f32], books: &[f32], positions: Range<usize>, out: &mut [u8]);
+    /// As `lut_build_fixed24` in f32.
+    fn lut_build_f32(code: VqCode, x: &[f32], books: &[f32], positions: Range<usize>, out: &mut [u8]);
+    /// As `lut_build_fixed24` in bytes, by the rule of VQ4P containers.
+    fn lut_build_container(code: VqCode, x: &[f32], books: &[f32], positions: Range<usize>, out: &mut [u8]);
+    /// acc `f32[rows]` += what whole blocks of 64 rows of an index stream look up in a range of positions.
+    fn lut_apply_fixed24(
+        code: VqCode, tables: &[u8], indices: &[u8], positions: Range<usize>, k: usize, acc: &mut [f32],
+    );
+    /// As `lut_apply_fixed24` in tables of 16 bits.
+    fn lut_apply_fixed16(
+        code: VqCode, tables: &[u8], indices: &[u8], positions: Range<usize>, k: usize, acc: &mut [f32],
+    );
+    /// As `lut_apply_fixed24` in tables of f32.
+    fn lut_apply_f32(
+        code: VqCode, tables: &[u8], indices: &[u8], positions: Range<usize>, k: usize, acc: &mut [f32],
+    );
+    /// As `lut_apply_fixed24` in tables of bytes.
+    fn lut_apply_container(
+        code: VqCode, tables: &[u8], indices: &[u8], positions: Range<usize>, k: usize, acc: &mut [f32],
+    );
+    /// y = f32(scale) · acc, row by row; scales f16, little-endian.
+    fn lut_scale(scales: &[u8], acc: &[f32], y: &mut [f32]);
 
     /// y = f(y), element by element (family `epilogue`).
     fn unary(kind: Unary, y: &mut [f32]);

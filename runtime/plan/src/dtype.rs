@@ -9,6 +9,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::vq::{LutLayout, Tables, VEC_DIM, VqCode};
+
 /// The arithmetic of linears over integer weights (numerics §2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -57,8 +59,10 @@ impl Math {
 }
 
 /// The type of one element, or of one block of elements.
+///
+/// In files it is its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(into = "&'static str", try_from = "String")]
 pub enum DType {
     /// IEEE binary32.
     F32,
@@ -80,11 +84,31 @@ pub enum DType {
     Fx16,
     /// Quantised activations in one byte plane.
     Fx8,
+    /// A vector-quantised matrix, [`VqCode::Vq3r`]: its rows are interleaved and mean nothing without codebooks.
+    Vq3r,
+    /// As [`DType::Vq3r`], of [`VqCode::Vq2r`].
+    Vq2r,
+    /// As [`DType::Vq3r`], of [`VqCode::Vq4p`].
+    Vq4p,
+    /// The lookup tables of one row of inputs (see [`LutLayout`]); the columns are the inputs.
+    Lut(VqCode, Tables),
 }
 
 impl DType {
     /// Every dtype, in declaration order.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 25] = {
+        let mut all = [Self::F32; 25];
+        let (plain, luts) = all.split_at_mut(Self::PLAIN.len());
+        plain.copy_from_slice(&Self::PLAIN);
+        let mut i = 0;
+        while i < luts.len() {
+            luts[i] = Self::Lut(LutLayout::ALL[i].code, LutLayout::ALL[i].tables);
+            i += 1;
+        }
+        all
+    };
+
+    const PLAIN: [Self; 13] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -95,6 +119,9 @@ impl DType {
         Self::Fx24,
         Self::Fx16,
         Self::Fx8,
+        Self::Vq3r,
+        Self::Vq2r,
+        Self::Vq4p,
     ];
 
     /// The name used in IR text and plans.
@@ -111,6 +138,10 @@ impl DType {
             Self::Fx24 => "fx24",
             Self::Fx16 => "fx16",
             Self::Fx8 => "fx8",
+            Self::Vq3r => VqCode::Vq3r.name(),
+            Self::Vq2r => VqCode::Vq2r.name(),
+            Self::Vq4p => VqCode::Vq4p.name(),
+            Self::Lut(code, tables) => LutLayout { code, tables }.name(),
         }
     }
 
@@ -144,8 +175,29 @@ impl DType {
         }
     }
 
+    /// The code, if matrices of this dtype are vector-quantised.
+    #[must_use]
+    pub const fn vq(self) -> Option<VqCode> {
+        match self {
+            Self::Vq3r => Some(VqCode::Vq3r),
+            Self::Vq2r => Some(VqCode::Vq2r),
+            Self::Vq4p => Some(VqCode::Vq4p),
+            _ => None,
+        }
+    }
+
+    /// The layout of lookup tables, if this dtype is one.
+    #[must_use]
+    pub const fn lut(self) -> Option<LutLayout> {
+        match self {
+            Self::Lut(code, tables) => Some(LutLayout { code, tables }),
+            _ => None,
+        }
+    }
+
     /// Elements and bytes of one block as a *file* stores it (1 element for plain dtypes).
-    /// Quantised activations are never stored in files and answer `None`.
+    /// Quantised activations and lookup tables are never stored in files and answer `None`; so do vector-quantised
+    /// matrices, of which no row lies in one piece.
     #[must_use]
     pub const fn block(self) -> Option<Block> {
         let (elems, bytes) = match self {
@@ -155,16 +207,24 @@ impl DType {
             Self::Q4_1 => (32, 20),
             Self::Q8_0 => (32, 34),
             Self::Fx24 | Self::Fx16 | Self::Fx8 => return None,
+            Self::Vq3r | Self::Vq2r | Self::Vq4p | Self::Lut(..) => return None,
         };
         Some(Block { elems, bytes })
     }
 
-    /// Bytes of one row of `n` elements: as a file stores it, or, for quantised activations, as
-    /// [`FxLayout`] says. `None` if `n` is not a whole number of blocks or the product overflows.
+    /// Bytes of one row of `n` elements: as a file stores it, or, for quantised activations and lookup tables, as
+    /// [`FxLayout`] and [`LutLayout`] say. `None` if `n` is not a whole number of blocks, the product overflows, or
+    /// rows do not lie in one piece.
     #[must_use]
     pub fn row_bytes(self, n: u64) -> Option<u64> {
         if let Some(fx) = self.fx() {
             return Some(fx.row_bytes(usize::try_from(n).ok()?) as u64);
+        }
+        if let Some(lut) = self.lut() {
+            n.checked_mul(lut.entry_bytes(1) as u64)?;
+            return n
+                .is_multiple_of(VEC_DIM as u64)
+                .then_some(lut.row_bytes(usize::try_from(n).ok()?) as u64);
         }
         let block = self.block()?;
         if !n.is_multiple_of(u64::from(block.elems)) {
@@ -178,7 +238,7 @@ impl DType {
     /// `src`: whole blocks; `dst`: `f32[blocks · elems]`.
     ///
     /// # Panics
-    /// If the lengths disagree, or for dtypes that hold no weights (i32, quantised activations).
+    /// If the lengths disagree, or for dtypes that hold no weights (i32, quantised activations) or need codebooks.
     pub fn decode(self, src: &[u8], dst: &mut [f32]) {
         let block = self.block().expect("a weight dtype");
         let n_blocks = dst.len() / block.elems as usize;
@@ -203,10 +263,25 @@ impl DType {
                     *y = d * f32::from(q.cast_signed());
                 }
             }
-            Self::I32 | Self::Fx24 | Self::Fx16 | Self::Fx8 => {
+            Self::I32 | Self::Fx24 | Self::Fx16 | Self::Fx8 | Self::Lut(..) => {
                 panic!("{} holds no weights", self.name())
             }
+            Self::Vq3r | Self::Vq2r | Self::Vq4p => panic!("{} needs codebooks", self.name()),
         }
+    }
+}
+
+impl From<DType> for &'static str {
+    fn from(it: DType) -> Self {
+        it.name()
+    }
+}
+
+impl TryFrom<String> for DType {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        Self::from_name(&name).ok_or_else(|| format!("'{name}' is no dtype"))
     }
 }
 
@@ -310,13 +385,18 @@ impl FxLayout {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
     #[test]
     fn names_parse_back() {
         for it in DType::ALL {
             assert_eq!(DType::from_name(it.name()), Some(it));
+            let json = serde_json::to_string(&it).unwrap();
+            assert_eq!(json, format!("\"{}\"", it.name()));
+            assert_eq!(serde_json::from_str::<DType>(&json).unwrap(), it);
         }
+        assert!(serde_json::from_str::<DType>("\"lut5r_f32\"").is_err());
         for it in Math::ALL {
             assert_eq!(Math::from_name(it.name()), Some(it));
         }
@@ -340,5 +420,9 @@ mod tests {
         assert_eq!(DType::Q8_0.row_bytes(48), None);
         assert_eq!(DType::Q8_0.row_bytes(64), Some(68));
         assert_eq!(DType::Fx24.row_bytes(576), Some(FxLayout { planes: 3 }.row_bytes(576) as u64));
+        let lut = DType::Lut(VqCode::Vq4p, Tables::Fixed24);
+        assert_eq!(lut.row_bytes(576), Some(72 * 256 * 4 + 64));
+        assert_eq!((lut.row_bytes(12), lut.row_bytes(1 << 60)), (None, None));
+        assert_eq!(DType::Vq3r.row_bytes(576), None);
     }
 }

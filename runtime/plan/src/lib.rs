@@ -14,8 +14,10 @@ pub mod pack;
 pub mod schema;
 pub mod text;
 pub mod validate;
+pub mod vq;
 pub mod words;
 
 pub use dtype::{Block, DType, FX_GROUP, FxLayout, Math};
 pub use pack::{LANES, Packing};
+pub use vq::{LutLayout, Tables, VqCode};
 pub use words::{Act, RopeStyle, Scoring, StateKind, UnaryKind};

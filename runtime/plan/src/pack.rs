@@ -77,6 +77,7 @@ impl Packing {
             DType::Q4_0 => Some(Self::W4),
             DType::Q4_1 => Some(Self::W4M),
             DType::I32 | DType::Fx24 | DType::Fx16 | DType::Fx8 => None,
+            DType::Vq3r | DType::Vq2r | DType::Vq4p | DType::Lut(..) => None,
         }
     }
 

@@ -23,6 +23,7 @@ macro_rules! words {
         }
     };
 }
+pub(crate) use words;
 
 words! {
     /// An elementwise activation.

@@ -67,7 +67,7 @@ impl Random {
             _ => Place::State(self.u32(90)),
         };
         let rows = [Rows::Fixed(self.u32(9)), Rows::Tokens(1), Rows::Want(2)][self.below(3) as usize];
-        let dtype = DType::ALL[self.below(10) as usize];
+        let dtype = DType::ALL[self.below(DType::ALL.len() as u64) as usize];
         Operand { place, dtype, rows, cols: self.u32(9000), stride: self.below(1 << 16) }
     }
 

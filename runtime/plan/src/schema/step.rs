@@ -6,6 +6,9 @@ use super::KV_TILE;
 use crate::dtype::{DType, Math};
 use crate::words::{Act, RopeStyle, Scoring, UnaryKind};
 
+/// Channels of a block of a convolution's ring: a row's half lies as `[C / 64][K − 1][64]` with a narrower last block.
+pub const RING_COLS: u32 = 64;
+
 /// Rows that a step over gathered rows takes together: they are copied side by side into a thread's scratch.
 pub const GATHER_ROWS: u32 = 16;
 
@@ -63,6 +66,8 @@ impl Step {
                 queries.saturating_add(x_cols.saturating_mul(u64::from(KV_TILE))).saturating_mul(4)
             }
             StepKind::RouteTopK { .. } => x_cols * 8,
+            StepKind::KdaStep => rows * 4,
+            StepKind::ExpertSort { experts } => (u64::from(*experts) + u64::from(tokens) + 2) * 4,
             StepKind::ExpertLinear { gather, .. } => gathered(*gather),
             StepKind::ExpertGlu { gather, quant, .. } => {
                 let products = cols.saturating_mul(u64::from(GATHER_ROWS)).saturating_mul(8);

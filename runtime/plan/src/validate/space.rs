@@ -68,8 +68,15 @@ pub(super) fn operand(plan: &Plan, program: &Program, it: &Operand, is_write: bo
 fn strided(it: &Operand, offset: u64, program: &Program) -> Result<u64, String> {
     let unit = match it.dtype {
         DType::F32 | DType::I32 => 4,
-        DType::Fx24 | DType::Fx16 | DType::Fx8 => ALIGN,
-        DType::F16 | DType::BF16 | DType::Q4_0 | DType::Q4_1 | DType::Q8_0 => {
+        DType::Fx24 | DType::Fx16 | DType::Fx8 | DType::Lut(..) => ALIGN,
+        DType::F16
+        | DType::BF16
+        | DType::Q4_0
+        | DType::Q4_1
+        | DType::Q8_0
+        | DType::Vq3r
+        | DType::Vq2r
+        | DType::Vq4p => {
             return Err(format!("an activation of {}", it.dtype.name()));
         }
     };

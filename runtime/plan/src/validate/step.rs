@@ -3,7 +3,7 @@
 use super::{Checked, ensure, space};
 use crate::overlap::Runs;
 use crate::schema::{
-    Operand, Place, Plan, PortName, Program, Rows, State, StateKind, Step, StepKind, Weight,
+    Operand, Place, Plan, PortName, Program, RING_COLS, Rows, State, StateKind, Step, StepKind, Weight,
 };
 use crate::{DType, FX_GROUP, LANES, Math, Packing};
 
@@ -285,8 +285,8 @@ impl<'p> Operands<'p> {
             | StepKind::LinearGlu { quant: None, .. }
             | StepKind::ExpertLinear { .. }
             | StepKind::ExpertGlu { quant: None, .. }
-            | StepKind::HeadLinear
-            | StepKind::ShortConv { .. } => LANES as u32,
+            | StepKind::HeadLinear => LANES as u32,
+            StepKind::ShortConv { .. } => RING_COLS,
             StepKind::L2Norm { dim, .. } => *dim,
             StepKind::KdaGate { .. } => self.step.reads[0].cols / self.step.reads[1].cols,
             StepKind::GatedRmsNorm { .. } => self.step.reads[2].cols,

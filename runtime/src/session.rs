@@ -4,13 +4,14 @@
 //! - all memory is allocated in [`Session::open`]; a step allocates nothing;
 //! - a step is a transaction: the history of a row grows only after the whole step succeeded and its logits are finite.
 //!   A failed or cancelled step leaves the accepted history as it was, and a retry overwrites the rejected positions;
+//! - a row's recurrent states have two halves: a step reads the accepted one and writes the other, and accepting it flips them;
 //! - the bits of the logits depend on the tokens of their row alone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use waste_kernels::{CpuFeatures, Isa, KernelTable};
-use waste_plan::schema::{Place, Plan, PortName, Program, State, StepKind};
+use waste_plan::schema::{Place, Plan, PortName, Program, State, StateKind, StepKind};
 
 use crate::arena::{Call, Spaces, ThreadScratch};
 use crate::error::RuntimeError;
@@ -79,10 +80,15 @@ pub struct Session {
     claims: Vec<Vec<AtomicUsize>>,
     /// Accepted tokens of each row.
     lens: Vec<u32>,
+    /// The accepted half of each row's recurrent states.
+    halves: Vec<usize>,
+    is_recurrent: bool,
     /// Bytes of packed weights that a call of each program reads, tables excepted.
     weight_bytes: Vec<u64>,
     /// Bytes of one position of one row in all caches.
     position_bytes: u64,
+    /// Bytes of recurrent states that a step reads and writes for each of its rows.
+    recurrent_bytes: u64,
     last: Call,
     cancel: Arc<AtomicBool>,
     is_verified: bool,
@@ -130,8 +136,11 @@ impl Session {
             scratch,
             claims,
             lens: vec![0; plan.options.batch as usize],
+            halves: vec![0; plan.options.batch as usize],
+            is_recurrent: plan.states.iter().any(|it| it.kind == StateKind::Recurrent),
             weight_bytes: plan.programs.iter().map(|it| weight_bytes(&plan, it)).collect(),
             position_bytes: plan.states.iter().map(position_bytes).sum(),
+            recurrent_bytes: plan.states.iter().map(recurrent_bytes).sum(),
             last: Call { tokens: 0, want: 0 },
             cancel: Arc::new(AtomicBool::new(false)),
             is_verified: !options.verify,
@@ -180,9 +189,18 @@ impl Session {
     }
 
     /// Forgets all but the first `len` tokens of `row`.
-    pub fn truncate(&mut self, row: u32, len: u32) {
+    ///
+    /// # Errors
+    /// [`RuntimeError::Batch`] if the model is recurrent and a part of the history would stay: its state is not kept.
+    pub fn truncate(&mut self, row: u32, len: u32) -> Result<(), RuntimeError> {
         let it = &mut self.lens[row as usize];
+        if self.is_recurrent && len > 0 && len < *it {
+            return Err(RuntimeError::Batch(format!(
+                "a recurrent state cannot go back from {it} to {len} tokens, only to 0"
+            )));
+        }
         *it = (*it).min(len);
+        Ok(())
     }
 
     /// What was done so far.
@@ -319,7 +337,7 @@ impl Session {
         let steps = &self.plan.programs[program].steps;
         let claims = &self.claims[program];
         claims.iter().for_each(|it| it.store(0, Ordering::Relaxed));
-        let exec = Exec { spaces: &self.spaces, table: &self.table, call };
+        let exec = Exec { spaces: &self.spaces, table: &self.table, call, halves: &self.halves };
         let tiles = AtomicUsize::new(0);
         let bad_step = AtomicU32::new(u32::MAX);
         let (cancel, scratch, check) = (&self.cancel, &self.scratch, self.check_finite);
@@ -372,6 +390,10 @@ impl Session {
         let finite = self.spaces.port_i32s(offset, call.want as usize);
         if let Some(row) = finite.iter().position(|it| *it != 1) {
             return Err(RuntimeError::NotFinite { what: format!("row {row} of the logits") });
+        }
+        for run in batch.chunk_by(|a, b| a.row == b.row) {
+            self.halves[run[0].row as usize] ^= 1;
+            self.counters.state_bytes += self.recurrent_bytes;
         }
         for token in batch {
             let len = &mut self.lens[token.row as usize];
@@ -438,10 +460,15 @@ fn claim_tiles(
 
 /// Bytes of packed weights that `program` multiplies with, each counted once.
 fn weight_bytes(plan: &Plan, program: &Program) -> u64 {
-    let linears = program
-        .steps
-        .iter()
-        .filter(|it| matches!(it.kind, StepKind::Linear { .. } | StepKind::LinearGlu { .. }));
+    let linears = program.steps.iter().filter(|it| {
+        matches!(
+            it.kind,
+            StepKind::Linear { .. }
+                | StepKind::LinearGlu { .. }
+                | StepKind::HeadLinear
+                | StepKind::HeadLinearT
+        )
+    });
     let ids = linears.flat_map(|it| &it.reads).filter_map(|it| match it.place {
         Place::Weight(id) => Some(id),
         Place::Scratch(_) | Place::Io(_) | Place::State(_) => None,
@@ -450,7 +477,17 @@ fn weight_bytes(plan: &Plan, program: &Program) -> u64 {
     ids.iter().map(|id| plan.weights[*id as usize].bytes).sum()
 }
 
+/// Bytes of a recurrent state that a call reads and writes for each row.
+fn recurrent_bytes(state: &State) -> u64 {
+    let is_recurrent = state.kind == StateKind::Recurrent;
+    if is_recurrent { state.bytes / u64::from(state.shape[0]).max(1) } else { 0 }
+}
+
+/// Bytes of one position of a cache.
 fn position_bytes(state: &State) -> u64 {
+    if state.kind == StateKind::Recurrent {
+        return 0;
+    }
     state.bytes / (u64::from(state.shape[0]) * u64::from(state.shape[1])).max(1)
 }
 

@@ -186,6 +186,8 @@ kernel_table! {
     fn mul(a: &[f32], b: &[f32], y: &mut [f32]);
     /// y = y + x.
     fn add_assign(y: &mut [f32], x: &[f32]);
+    /// y = fma(a, x, y).
+    fn add_scaled(y: &mut [f32], a: f32, x: &[f32]);
     /// y = beta · tanh(g / beta) · sigmoid(g) · (linear · tanh(u / linear), or u where linear ≤ 0).
     fn situ(g: &[f32], u: &[f32], beta: f32, linear: f32, y: &mut [f32]);
 

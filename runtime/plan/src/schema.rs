@@ -16,7 +16,7 @@ pub use crate::words::StateKind;
 
 mod step;
 
-pub use step::{GATHER_ROWS, Operand, Place, RING_COLS, Rows, Situ, Step, StepKind, Tile};
+pub use step::{GATHER_ROWS, MAX_HEAD_COLS, Operand, Place, RING_COLS, Rows, Situ, Step, StepKind, Tile};
 
 /// The version this build writes.
 pub const VERSION: u32 = 1;

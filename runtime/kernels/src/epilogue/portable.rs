@@ -79,6 +79,12 @@ pub(crate) fn mul(a: &[f32], b: &[f32], y: &mut [f32]) {
 }
 
 #[inline(always)]
+pub(crate) fn add_scaled(y: &mut [f32], a: f32, x: &[f32]) {
+    let x = &x[..y.len()];
+    y.iter_mut().zip(x).for_each(|(y, x)| *y = a.mul_add(*x, *y));
+}
+
+#[inline(always)]
 pub(crate) fn add_assign(y: &mut [f32], x: &[f32]) {
     let x = &x[..y.len()];
     y.iter_mut().zip(x).for_each(|(y, x)| *y += x);

@@ -9,6 +9,9 @@ use crate::words::{Act, RopeStyle, Scoring, UnaryKind};
 /// Channels of a block of a convolution's ring: a row's half lies as `[C / 64][K − 1][64]` with a narrower last block.
 pub const RING_COLS: u32 = 64;
 
+/// Most columns of a head that a step norms.
+pub const MAX_HEAD_COLS: u32 = 1024;
+
 /// Rows that a step over gathered rows takes together: they are copied side by side into a thread's scratch.
 pub const GATHER_ROWS: u32 = 16;
 
@@ -60,13 +63,16 @@ impl Step {
                 tile.saturating_mul(2).saturating_add(rows.saturating_mul(u64::from(KV_TILE) + 16) * 4)
             }
             StepKind::LatentAttention { .. } => {
-                // A transposed tile, and for each query its sums twice and its scores.
-                let queries =
-                    rows.saturating_mul(x_cols.saturating_mul(2).saturating_add(u64::from(KV_TILE) + 16));
-                queries.saturating_add(x_cols.saturating_mul(u64::from(KV_TILE))).saturating_mul(4)
+                // A few columns of a tile transposed, and for each query its scores and sums.
+                rows.saturating_add(u64::from(KV_TILE))
+                    .saturating_mul(u64::from(KV_TILE) + 4)
+                    .saturating_mul(4)
             }
             StepKind::RouteTopK { .. } => x_cols * 8,
             StepKind::KdaStep => rows * 4,
+            StepKind::ShortConv { .. } => {
+                self.reads.get(1).map_or(0, |it| u64::from(it.cols)).saturating_mul(u64::from(RING_COLS) * 4)
+            }
             StepKind::ExpertSort { experts } => (u64::from(*experts) + u64::from(tokens) + 2) * 4,
             StepKind::ExpertLinear { gather, .. } => gathered(*gather),
             StepKind::ExpertGlu { gather, quant, .. } => {

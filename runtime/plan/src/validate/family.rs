@@ -2,7 +2,7 @@
 
 use super::step::{Operands, produced};
 use super::{Checked, ensure};
-use crate::schema::{Operand, Place, PortName, Rows, StateKind, StepKind};
+use crate::schema::{MAX_HEAD_COLS, Operand, Place, PortName, Rows, StateKind, StepKind};
 use crate::{DType, Packing};
 
 /// Most experts chosen for a token: bounds small arrays of the executor.
@@ -93,6 +93,7 @@ impl Operands<'_> {
     /// A result of the shape of read 0, head by head.
     fn per_head(&self, dim: u32) -> Checked {
         let x = self.f32(0)?;
+        ensure(dim <= MAX_HEAD_COLS, || format!("heads of {dim}, at most {MAX_HEAD_COLS}"))?;
         ensure(dim > 0 && x.cols.is_multiple_of(dim), || {
             format!("{} columns are no heads of {dim}", x.cols)
         })?;

@@ -174,6 +174,7 @@ impl<'p> Operands<'p> {
         self.port(1, PortName::Row)?;
         self.port(2, PortName::Pos)?;
         let state = self.state(self.y)?;
+        ensure(state.kind != StateKind::Recurrent, || "appends to a recurrent state".into())?;
         let cols = u64::from(state.shape[2]) * u64::from(state.shape[3]);
         let fits = x.rows == Rows::Tokens(1) && u64::from(x.cols) == cols;
         ensure(fits, || format!("appends {:?} rows of {} to a cache of {cols} columns", x.rows, x.cols))

@@ -168,10 +168,10 @@ pub(super) fn activation(meta: &Meta, key: &str, default: Act) -> Result<Act, Fo
     })
 }
 
-/// `act` as an elementwise op; `None` for the identity.
+/// `act` as an elementwise op; `None` for the identity and for what needs a gate.
 pub(super) const fn unary(act: Act) -> Option<UnaryKind> {
     match act {
-        Act::None => None,
+        Act::None | Act::Situ => None,
         Act::Silu => Some(UnaryKind::Silu),
         Act::GeluTanh => Some(UnaryKind::GeluTanh),
         Act::GeluErf => Some(UnaryKind::GeluErf),

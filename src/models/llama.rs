@@ -17,7 +17,7 @@ use waste_ir::{Built, GraphBuilder, Module, ValueId, WeightId};
 
 use crate::formats::ModelFiles;
 
-use super::program::{self, Body};
+use super::program::{self, Body, Cache};
 use super::weights::{Linear, Weights};
 use super::{ImportOptions, Result};
 use config::Config;
@@ -39,7 +39,7 @@ pub(super) fn import(files: &ModelFiles, variant: Variant, opts: &ImportOptions)
     let mut module = weights.finish(|name| config.is_harmless(name))?;
     module.info = config.info.clone();
     let caches = program::add_caches(&mut module, opts, config.n_layers, config.kv_heads, config.head_dim)?;
-    program::add_programs(&mut module, opts, &caches, files.meta().file(), |cx| model.logits(cx, &config))?;
+    program::add_programs(&mut module, opts, files.meta().file(), |cx| model.logits(cx, &config, &caches))?;
     Ok(module)
 }
 
@@ -87,13 +87,13 @@ impl Model {
         Ok(Self { embed, layers, final_norm, head, factors })
     }
 
-    fn logits(&self, cx: &mut Body<'_>, c: &Config) -> Built {
+    fn logits(&self, cx: &mut Body<'_>, c: &Config, caches: &[Cache]) -> Built {
         let embed = cx.b.weight(self.embed);
         let mut x = cx.b.embed(cx.token, embed)?;
         let factors = self.factors.map(|it| cx.b.weight(it));
         let angles = cx.b.rope_angles(cx.pos, factors, c.rope.dims, c.rope.base, c.rope.scaling)?;
-        for (idx, layer) in self.layers.iter().enumerate() {
-            x = layer.attention(cx, c, idx, x, angles)?;
+        for (layer, cache) in self.layers.iter().zip(caches) {
+            x = layer.attention(cx, c, *cache, x, angles)?;
             x = layer.feed_forward(cx, c, x)?;
         }
         let x = cx.wanted(x)?;
@@ -129,7 +129,7 @@ impl Layer {
         })
     }
 
-    fn attention(&self, cx: &mut Body<'_>, c: &Config, idx: usize, x: ValueId, angles: ValueId) -> Built {
+    fn attention(&self, cx: &mut Body<'_>, c: &Config, cache: Cache, x: ValueId, angles: ValueId) -> Built {
         let h = norm(&mut cx.b, x, self.attn_norm, c.eps)?;
         let mut q = cx.linear(h, self.q)?;
         let mut k = cx.linear(h, self.k)?;
@@ -140,7 +140,7 @@ impl Layer {
         }
         let q = cx.b.rope(q, angles, c.head_dim, c.rope.style)?;
         let k = cx.b.rope(k, angles, c.head_dim, c.rope.style)?;
-        let y = cx.attend(idx, [q, k, v], c.head_dim)?;
+        let y = cx.attend(cache, [q, k, v], c.head_dim)?;
         let y = cx.linear(y, self.o)?;
         cx.b.add(x, y)
     }

@@ -173,7 +173,7 @@ pub(super) fn kda_step(o: &Operands<'_>) -> Stepped {
 /// Checks the groups of `route_top_k` over `experts`; k is at most what the kept groups hold.
 pub(super) fn routing(op: &Op, experts: u32) -> Result<(), InferError> {
     let Op::RouteTopK { k, groups, keep, .. } = *op else { return Ok(()) };
-    if groups == 0 || experts % groups != 0 || keep == 0 || keep > groups {
+    if !experts.is_multiple_of(groups) || keep == 0 || keep > groups {
         return Err(format!("'keep' = {keep} of 'groups' = {groups} over {experts} experts"));
     }
     let candidates = experts / groups * keep;

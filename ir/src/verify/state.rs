@@ -93,7 +93,7 @@ impl Walk<'_, '_, '_> {
             let kind = self.cx.module().states[state].kind;
             if !kinds.contains(&kind) {
                 let kinds: Vec<&str> = kinds.iter().map(|it| it.name()).collect();
-                self.cx.op(id, 17, format!("'{name}' must be a state of kind {}", kinds.join(" or ")));
+                self.cx.op(id, 17, format!("'{name}' must be a state of {}", kinds.join(" or ")));
             } else if kind == StateKind::Recurrent && !matches!(graph.values[value].def, Def::State(_)) {
                 self.cx.op(id, 17, format!("'{name}' has been replaced in this graph"));
             }

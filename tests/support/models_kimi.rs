@@ -1,0 +1,125 @@
+//! Kimi-Linear against its references: logits, states, and that neither chunks nor neighbours change a bit.
+
+use std::path::{Path, PathBuf};
+
+use waste::formats::ModelFiles;
+use waste::models::{ImportOptions, import};
+use waste_ir::{Inputs, Interp, Module, StateKind, decode_weight, verify};
+use waste_plan::DType;
+
+use super::files::fixture;
+use super::{check, floats, relative_l2, stored};
+
+fn tiny() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/kimi-tiny")
+}
+
+#[test]
+fn kimi_tiny_evaluates_to_its_reference() {
+    check(&tiny(), "kimi-tiny");
+}
+
+/// Grouped routing, two shared experts, values wider than keys.
+#[test]
+fn kimi_with_groups_and_awkward_sizes_evaluates_to_its_reference() {
+    check(&fixture("kimi-rand-bf16"), "kimi-rand-bf16");
+}
+
+/// The random fixture for three rows.
+struct Model {
+    files: ModelFiles,
+    module: Module,
+}
+
+impl Model {
+    fn open() -> Self {
+        let files = ModelFiles::open(&fixture("kimi-rand-bf16"), None).unwrap();
+        let opts = ImportOptions { ctx: 64, batch: 3, chunk: 32, want: 32, kv: DType::F32 };
+        let module = import(&files, &opts).unwrap();
+        Self { files, module }
+    }
+
+    /// The logits of all tokens of each call, calls one after the other: (ids, rows, positions).
+    fn run(&self, calls: &[(Vec<i32>, Vec<i32>, Vec<i32>)]) -> (Vec<Vec<f64>>, Vec<(String, Vec<f64>)>) {
+        let read = |source, offset, bytes| Ok(stored(&self.files, &self.module, source, offset, bytes));
+        let source = |id| decode_weight(&self.module, id, &read);
+        let mut interp = Interp::new(verify(&self.module).unwrap(), &source);
+        let mut logits = Vec::new();
+        for (ids, rows, places) in calls {
+            let want: Vec<i32> = (0..i32::try_from(ids.len()).unwrap()).collect();
+            let out = interp.run("prefill", &Inputs::tokens(ids, rows, places, &want)).unwrap();
+            logits.extend(out["logits"].rows().map(<[f64]>::to_vec));
+        }
+        let states = self.module.states.values();
+        let states = states.map(|it| (it.name.clone(), interp.state(&it.name).unwrap().to_vec()));
+        (logits, states.collect())
+    }
+}
+
+/// The prompt of 17 ids that the reference's states belong to.
+fn prompt() -> Vec<i32> {
+    super::Oracle::open("kimi-rand-bf16").prompts[1].0.clone()
+}
+
+/// One row's ids, from position `from`.
+fn call(ids: &[i32], row: i32, from: i32) -> (Vec<i32>, Vec<i32>, Vec<i32>) {
+    (ids.to_vec(), vec![row; ids.len()], (from..).take(ids.len()).collect())
+}
+
+#[test]
+fn chunks_change_no_bit() {
+    let (model, ids) = (Model::open(), prompt());
+    let whole = model.run(&[call(&ids, 0, 0)]);
+    let single: Vec<_> = (0..).zip(&ids).map(|(pos, id)| call(&[*id], 0, pos)).collect();
+    assert_eq!(model.run(&single), whole);
+    let (head, tail) = ids.split_at(5);
+    assert_eq!(model.run(&[call(head, 0, 0), call(tail, 0, 5)]), whole);
+}
+
+/// Rows of different lengths in one call, and a row that begins anew over what another prompt left behind.
+#[test]
+fn rows_do_not_see_each_other() {
+    let (model, ids) = (Model::open(), prompt());
+    let (alone, _) = model.run(&[call(&ids, 0, 0)]);
+    let parts = [call(&ids[..3], 2, 0), call(&ids, 0, 0), call(&ids[..2], 1, 0)];
+    let packed = parts.iter().fold((vec![], vec![], vec![]), |(mut ids, mut rows, mut places), part| {
+        ids.extend(&part.0);
+        rows.extend(&part.1);
+        places.extend(&part.2);
+        (ids, rows, places)
+    });
+    let old = call(&[1, 2, 3, 4, 5, 6, 7], 0, 0);
+    let (logits, _) = model.run(&[old, packed, call(&ids[3..], 2, 3)]);
+    let logits = &logits[7..];
+    assert_eq!(logits[..3], alone[..3], "row 2");
+    assert_eq!(logits[3..20], alone, "row 0");
+    assert_eq!(logits[20..22], alone[..2], "row 1");
+    assert_eq!(logits[22..], alone[3..], "row 2 again");
+}
+
+/// What lives on after a prompt is what the reference keeps.
+#[test]
+fn states_are_those_of_the_reference() {
+    let model = Model::open();
+    let (_, states) = model.run(&[call(&prompt(), 0, 0)]);
+    let bytes = std::fs::read(fixture("kimi-rand-bf16").join("oracle.safetensors")).unwrap();
+    let table = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let mut compared = 0;
+    for (name, found) in &states {
+        let (kind, layer) = name.split_once('.').unwrap();
+        let reference = match kind {
+            "delta" => format!("state.S.{layer}"),
+            "latent" => format!("state.ckv.{layer}"),
+            ring => format!("state.conv.{layer}.{}", ring.strip_prefix("ring_").unwrap()),
+        };
+        let expected = floats(table.tensor(&reference).unwrap().data());
+        let error = relative_l2(&found[..expected.len()], &expected);
+        assert!(error <= 1e-6, "{name}: {error:e}");
+        compared += 1;
+    }
+    assert_eq!(compared, 3 * 4 + 2);
+    for state in model.module.states.values() {
+        let recurrent = !state.name.starts_with("latent");
+        assert_eq!(state.kind == StateKind::Recurrent, recurrent, "{}", state.name);
+    }
+}

@@ -109,6 +109,15 @@ pub enum Item {
     Tensor(String),
     /// A whole file of the model.
     File(String),
+    /// The record of a routed expert.
+    Expert {
+        /// The expert.
+        expert: u32,
+        /// Its layer, from 0.
+        layer: u32,
+    },
+    /// A codebook, by its number in its file.
+    Codebook(u32),
 }
 
 impl Item {
@@ -138,6 +147,8 @@ impl fmt::Display for Item {
             Self::Key(name) => write!(f, "key '{name}'"),
             Self::Tensor(name) => write!(f, "tensor '{name}'"),
             Self::File(name) => write!(f, "file '{name}'"),
+            Self::Expert { expert, layer } => write!(f, "expert {expert} of layer {layer}"),
+            Self::Codebook(index) => write!(f, "codebook {index}"),
         }
     }
 }

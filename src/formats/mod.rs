@@ -1,4 +1,4 @@
-//! Readers of model files: GGUF and safetensors, single and sharded, hardened against hostile bytes.
+//! Readers of model files: GGUF and safetensors, single and sharded, and `.waste` containers, hardened against hostile bytes.
 //!
 //! Front ends see one type, [`ModelFiles`]: a checked tensor table, the bytes of each tensor, and typed
 //! metadata ([`Meta`]) that remembers which keys were read.
@@ -11,6 +11,7 @@
 //! Deliberately absent: meaning (that is `models`), decoding (`waste_plan::dtype`), downloads.
 
 mod config;
+pub mod container;
 mod cursor;
 mod error;
 mod gguf;
@@ -22,6 +23,7 @@ mod source;
 mod tensor;
 
 pub use config::parse_config;
+pub use container::Container;
 pub use error::{FormatError, Item, Result, grouped, shown};
 pub use hub::HubCache;
 pub use meta::Meta;

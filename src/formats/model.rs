@@ -1,8 +1,8 @@
 //! All files of one model behind one type, whatever the format.
 //!
 //! Invariants
-//! - a folder means exactly `model.safetensors`, or its index, or the one GGUF in it: never whatever
-//!   else ends in `.safetensors`;
+//! - a folder means exactly the container whose `manifest.json` it holds, or `model.safetensors`, or its index, or the one
+//!   GGUF in it: never whatever else ends in `.safetensors`;
 //! - tensor names are unique over all files, and every range of [`TensorInfo`] lies inside its file.
 //!
 //! Deliberately absent: what tensors and keys mean (front ends), decoding, downloads.
@@ -10,10 +10,12 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
 use super::config::parse_config;
+use super::container::{self, Container};
 use super::error::{FormatError, Item, Result, shown};
 use super::gguf;
 use super::hub::{HubCache, RepoName, several};
@@ -25,8 +27,8 @@ use super::tensor::TensorInfo;
 const MAX_CONFIG: u64 = 1 << 20;
 const MAX_TEXT: u64 = 64 << 20;
 
-/// The files of a safetensors folder that say how text becomes tokens.
-const TEXT_FILES: [&str; 7] = [
+/// The files of a folder that say how text becomes tokens.
+const TEXT_FILES: [&str; 10] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
@@ -34,6 +36,9 @@ const TEXT_FILES: [&str; 7] = [
     "merges.txt",
     "encoder.json",
     "vocab.bpe",
+    "tokenizer.model",
+    "tiktoken.model",
+    "specials.json",
 ];
 
 /// The family of files a model is stored in.
@@ -43,6 +48,8 @@ pub enum Format {
     Gguf,
     /// safetensors with config.json beside them.
     Safetensors,
+    /// A `.waste` container: see [`ModelFiles::container`].
+    Container,
 }
 
 /// The opened files of one model.
@@ -51,8 +58,9 @@ pub struct ModelFiles {
     format: Format,
     folder: PathBuf,
     opened: Opened,
-    meta: Meta,
+    meta: Arc<Meta>,
     generation: Option<Meta>,
+    container: Option<Container>,
 }
 
 /// What the readers of either format deliver.
@@ -95,7 +103,7 @@ impl Opened {
 }
 
 impl ModelFiles {
-    /// Opens a model: a folder, a `.gguf` (any shard), a `.safetensors`, a `.safetensors.index.json`, or
+    /// Opens a model: a folder (of a container too), a `.gguf` (any shard), a `.safetensors`, a `.safetensors.index.json`, or
     /// `org/repo[:quant]` in the local cache `hub`. Existing paths come first.
     ///
     /// # Errors
@@ -111,6 +119,9 @@ impl ModelFiles {
     }
 
     fn open_path(path: &Path) -> Result<Self> {
+        if path.is_dir() && path.join(container::MANIFEST).exists() {
+            return Self::from_container(path);
+        }
         let main = if path.is_dir() { main_file(path)? } else { path.to_path_buf() };
         let name = main.file_name().map(|it| it.to_string_lossy().into_owned()).unwrap_or_default();
         if name.ends_with(".gguf") {
@@ -129,7 +140,20 @@ impl ModelFiles {
     fn from_gguf(path: &Path) -> Result<Self> {
         let mut opened = gguf::open(path)?;
         let meta = opened.meta.take().expect("a GGUF has at least one file, and each has metadata");
-        Ok(Self { format: Format::Gguf, folder: folder_of(path), opened, meta, generation: None })
+        let (folder, meta) = (folder_of(path), Arc::new(meta));
+        Ok(Self { format: Format::Gguf, folder, opened, meta, generation: None, container: None })
+    }
+
+    fn from_container(folder: &Path) -> Result<Self> {
+        let container = Container::open(folder)?;
+        let mut opened = Opened::default();
+        opened.sources = container.sources().to_vec();
+        // The files have no header; what says what they hold is the manifest.
+        opened.headers = vec![0..0; opened.sources.len()];
+        opened.extra.push(container.manifest().to_vec());
+        let (folder, meta) = (folder.to_path_buf(), Arc::clone(container.config()));
+        let container = Some(container);
+        Ok(Self { format: Format::Container, folder, opened, meta, generation: None, container })
     }
 
     fn from_safetensors(path: &Path, mut opened: Opened) -> Result<Self> {
@@ -147,7 +171,8 @@ impl ModelFiles {
             hint: " (it must lie beside the .safetensors)".to_owned(),
         })?;
         let generation = config("generation_config.json")?;
-        Ok(Self { format: Format::Safetensors, folder, opened, meta, generation })
+        let meta = Arc::new(meta);
+        Ok(Self { format: Format::Safetensors, folder, opened, meta, generation, container: None })
     }
 
     /// The format.
@@ -168,7 +193,13 @@ impl ModelFiles {
         &self.opened.sources
     }
 
-    /// GGUF metadata, or config.json.
+    /// The tables of a container, which stand in for [`ModelFiles::tensors`]: its tensors are in formats of their own.
+    #[must_use]
+    pub fn container(&self) -> Option<&Container> {
+        self.container.as_ref()
+    }
+
+    /// GGUF metadata, config.json, or the configuration in a container's manifest.
     #[must_use]
     pub fn meta(&self) -> &Meta {
         &self.meta
@@ -180,7 +211,7 @@ impl ModelFiles {
         self.generation.as_ref()
     }
 
-    /// Every readable tensor, by name.
+    /// Every readable tensor, by name; empty for a container.
     #[must_use]
     pub fn tensors(&self) -> &BTreeMap<String, TensorInfo> {
         &self.opened.tensors
@@ -247,7 +278,7 @@ impl ModelFiles {
     pub fn side_file(&self, name: &str) -> Result<Option<Vec<u8>>> {
         match self.format {
             Format::Gguf => Ok(None),
-            Format::Safetensors => read_small(&self.folder.join(name), MAX_TEXT),
+            Format::Safetensors | Format::Container => read_small(&self.folder.join(name), MAX_TEXT),
         }
     }
 
@@ -313,9 +344,10 @@ fn main_file(folder: &Path) -> Result<PathBuf> {
             folder,
             "holds pytorch_model.bin, which is not read: convert it to safetensors",
         )),
-        [] => {
-            Err(FormatError::not_a_model(folder, "holds no model.safetensors, no index of one, and no .gguf"))
-        }
+        [] => Err(FormatError::not_a_model(
+            folder,
+            "holds no model.safetensors, no index of one, no manifest.json, and no .gguf",
+        )),
         all => Err(several(folder, "several GGUFs are here: name one", all.iter())),
     }
 }

@@ -23,7 +23,7 @@ use super::{ImportOptions, Result, refused};
 /// Lowers a GPT-2.
 pub(super) fn import(files: &ModelFiles, opts: &ImportOptions) -> Result<Module> {
     let config = match files.format() {
-        Format::Safetensors => Config::from_json(files)?,
+        Format::Safetensors | Format::Container => Config::from_json(files)?,
         Format::Gguf => Config::from_gguf(files)?,
     };
     let trained = config.info.ctx_trained;
@@ -46,7 +46,7 @@ pub(super) fn import(files: &ModelFiles, opts: &ImportOptions) -> Result<Module>
 /// Positions that the model has learned.
 pub(super) fn trained_ctx(files: &ModelFiles) -> Result<u32> {
     let key = match files.format() {
-        Format::Safetensors => "n_positions",
+        Format::Safetensors | Format::Container => "n_positions",
         Format::Gguf => "gpt2.context_length",
     };
     Ok(positive(files.meta(), key)?)

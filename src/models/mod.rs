@@ -177,7 +177,7 @@ impl Family {
     fn of(files: &ModelFiles) -> Result<Self> {
         match files.format() {
             Format::Gguf => Self::of_gguf(files),
-            Format::Safetensors => Self::of_config(files),
+            Format::Safetensors | Format::Container => Self::of_config(files),
         }
     }
 

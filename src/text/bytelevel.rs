@@ -15,6 +15,17 @@ pub(crate) fn byte_of(c: char) -> Option<u8> {
     }
 }
 
+/// The character that stands for `byte`.
+pub(crate) fn char_of(byte: u8) -> char {
+    let code = match byte {
+        0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff => u32::from(byte),
+        0x00..=0x20 => 0x100 + u32::from(byte),
+        0x7f..=0xa0 => 0x121 + u32::from(byte - 0x7f),
+        0xad => 0x143,
+    };
+    char::from_u32(code).expect("far below the surrogates")
+}
+
 /// The bytes that `text` stands for; `None` if a character is outside the alphabet.
 pub(crate) fn bytes_of(text: &str) -> Option<Vec<u8>> {
     text.chars().map(byte_of).collect()
@@ -29,6 +40,7 @@ mod tests {
         let mut bytes: Vec<u8> = (0..0x200).filter_map(char::from_u32).filter_map(byte_of).collect();
         bytes.sort_unstable();
         assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
+        assert!((0..=255).all(|it| byte_of(char_of(it)) == Some(it)));
         assert_eq!((byte_of('Ġ'), byte_of('Ċ'), byte_of('a')), (Some(b' '), Some(b'\n'), Some(b'a')));
     }
 

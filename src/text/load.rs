@@ -7,6 +7,7 @@
 
 use super::error::Result;
 use super::spec::TokenizerSpec;
+use super::tiktoken;
 use crate::formats::{Format, Meta, ModelFiles};
 
 /// GPT-2's only control token; its pair of files does not mark it.
@@ -14,7 +15,8 @@ const END_OF_TEXT: &str = "<|endoftext|>";
 
 impl TokenizerSpec {
     /// The tokenizer of `files`, or `None` if they have none (then only token ids can be given): of a GGUF
-    /// its own; of a folder tokenizer.json, else vocab.json with merges.txt, else encoder.json with vocab.bpe.
+    /// its own; of a folder tokenizer.json, else vocab.json with merges.txt, else encoder.json with vocab.bpe, else
+    /// tiktoken's ranks (tiktoken.model; of a container also tokenizer.model, which elsewhere is SentencePiece's).
     ///
     /// # Errors
     /// If there is one that is damaged or not understood.
@@ -23,7 +25,7 @@ impl TokenizerSpec {
         let mut spec = match files.format() {
             Format::Gguf if !meta.contains("tokenizer.ggml.model") => return Ok(None),
             Format::Gguf => Self::from_gguf(meta)?,
-            Format::Safetensors => match from_folder(files)? {
+            Format::Safetensors | Format::Container => match from_folder(files)? {
                 Some(spec) => spec,
                 None => return Ok(None),
             },
@@ -57,6 +59,20 @@ fn from_folder(files: &ModelFiles) -> Result<Option<TokenizerSpec>> {
                 TokenizerSpec::from_vocab_and_merges(&shown(vocab_name), &vocab, &merges, &[END_OF_TEXT]);
             return spec.map(Some);
         }
+    }
+    let ranks: &[&str] = match files.format() {
+        Format::Container => &["tokenizer.model", "tiktoken.model"],
+        Format::Safetensors | Format::Gguf => &["tiktoken.model"],
+    };
+    for name in ranks {
+        let Some(text) = files.side_file(name)? else { continue };
+        let mut specials = Vec::new();
+        if let Some(json) = files.side_file("specials.json")? {
+            specials = tiktoken::specials(&shown("specials.json"), &json)?;
+        } else if let Some(json) = files.side_file("tokenizer_config.json")? {
+            specials = tiktoken::added_tokens(&shown("tokenizer_config.json"), &json)?;
+        }
+        return TokenizerSpec::from_ranks(&shown(name), &text, specials).map(Some);
     }
     Ok(None)
 }

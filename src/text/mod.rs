@@ -20,6 +20,7 @@ mod sampler;
 mod section;
 mod spec;
 mod stream;
+mod tiktoken;
 mod tokenizer;
 
 pub use error::{Result, TextError};

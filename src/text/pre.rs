@@ -7,9 +7,16 @@
 use serde_json::json;
 
 /// The names understood, for error messages.
-pub(crate) const NAMES: &str = "gpt-2, smollm, llama-bpe, qwen2 and default are";
+pub(crate) const NAMES: &str = "gpt-2, smollm, llama-bpe, qwen2, kimi-k2 and default are";
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+
+const KIMI: &str = concat!(
+    r"[\p{Han}]+",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+);
 
 /// One named pre-tokeniser and what goes with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +59,8 @@ pub(crate) fn by_name(name: &str) -> Option<PreTokenizer> {
             nfc: true,
             ..PLAIN
         },
+        // Runs of Han alone; elsewhere a capital begins a word. Source: `pat_str` of Kimi's tokenization_kimi.py.
+        "kimi-k2" => PreTokenizer { patterns: &[KIMI], gpt2: false, ignore_merges: true, ..PLAIN },
         "default" => PreTokenizer {
             patterns: &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
             gpt2: false,

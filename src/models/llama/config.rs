@@ -115,7 +115,7 @@ impl Variant {
 pub(super) fn trained_ctx(files: &ModelFiles, variant: Variant) -> Result<u32> {
     let meta = files.meta();
     Ok(match files.format() {
-        Format::Safetensors => positive(meta, "max_position_embeddings")?,
+        Format::Safetensors | Format::Container => positive(meta, "max_position_embeddings")?,
         Format::Gguf => positive(meta, &format!("{}.context_length", variant.name()))?,
     })
 }
@@ -124,7 +124,7 @@ impl Config {
     /// Reads the configuration, for contexts of `ctx` positions.
     pub(super) fn read(files: &ModelFiles, variant: Variant, ctx: u32) -> Result<Self> {
         let mut config = match files.format() {
-            Format::Safetensors => Self::from_json(files, variant, ctx)?,
+            Format::Safetensors | Format::Container => Self::from_json(files, variant, ctx)?,
             Format::Gguf => Self::from_gguf(files, variant)?,
         };
         config.info.arch = variant.name().to_owned();

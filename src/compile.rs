@@ -13,7 +13,7 @@ use waste_ir::Module;
 use waste_ir::verify::{Verified, VerifyError, verify};
 use waste_passes::{Event, PipelineOptions, PipelineReport};
 use waste_plan::file::{FileError, PlanWriter, WeightsAt};
-use waste_plan::schema::{Options, Plan};
+use waste_plan::schema::{Options, Plan, StateKind};
 use waste_plan::validate::{ValidateError, validate};
 use waste_plan::{DType, Math};
 use waste_runtime::{LoadedPlan, RuntimeError};
@@ -328,9 +328,9 @@ fn stored_size(module: &Module) -> (u64, u64) {
     stored.fold((0, 0), |(params, bytes), it| {
         let elems: u64 = it.ty.shape.dims().iter().map(|dim| dim.upper(&module.syms)).product();
         let dtype = match it.init {
-            waste_ir::WeightInit::Stored { stored, .. } | waste_ir::WeightInit::Transposed { stored, .. } => {
-                stored
-            }
+            waste_ir::WeightInit::Stored { stored, .. }
+            | waste_ir::WeightInit::Transposed { stored, .. }
+            | waste_ir::WeightInit::Bank { stored, .. } => stored,
             waste_ir::WeightInit::Concat(_) => it.ty.dtype,
         };
         (params + elems, bytes + dtype.row_bytes(elems).unwrap_or(0))
@@ -344,7 +344,8 @@ fn plan_options(module: &Module, options: &CompileOptions, report: &PipelineRepo
         let dim = graph.ty(graph.input(input)?).shape.dims()[0];
         u32::try_from(dim.upper(&module.syms)).ok()
     };
-    let state = module.states.values().next();
+    // A recurrent state has no positions.
+    let state = module.states.values().find(|it| it.kind != StateKind::Recurrent);
     let positions = state.and_then(|it| it.ty.shape.dims().get(1)?.known());
     let ctx = options.ctx.unwrap_or_else(|| module.info.ctx_trained.min(DEFAULT_CTX));
     Options {

@@ -208,7 +208,8 @@ pub fn pack_weight(weight: &Weight, parts: &dyn PartBytes, out: &mut [u8]) {
     }
     let k = usize::try_from(weight.cols).expect("validated weights fit in memory");
     let block_bytes = weight.packing.block_bytes(k);
-    debug_assert_eq!(out.len() / block_bytes, usize::try_from(weight.rows).unwrap_or(0).div_ceil(LANES));
+    let blocks = weight.rows.div_ceil(LANES as u64) * u64::from(weight.bank);
+    debug_assert_eq!(out.len() as u64, blocks * block_bytes as u64);
     out.par_chunks_mut(block_bytes).enumerate().for_each_init(RowBuffer::default, |rows, (block, out)| {
         pack_block(weight, block as u64, parts, rows, out);
     });

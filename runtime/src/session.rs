@@ -188,6 +188,11 @@ impl Session {
         self.len(row) == 0
     }
 
+    /// Forgets the history of `row`.
+    pub fn clear(&mut self, row: u32) {
+        self.lens[row as usize] = 0;
+    }
+
     /// Forgets all but the first `len` tokens of `row`.
     ///
     /// # Errors

@@ -122,7 +122,7 @@ fn score_text(args: &EvalArgs, file: &Path, cx: &Cx) -> Result<(), CliError> {
     for inputs in (0..windows.scored()).step_by(window) {
         let from = usize::try_from(inputs).expect("an index of `ids`");
         let targets = &ids[from + 1..=from + window];
-        session.truncate(0, 0);
+        session.clear(0);
         for_each_row(&mut session, &ids[from..from + window], |at, logits| {
             likelihood.add(logits, targets[at]);
             Ok(())

@@ -84,6 +84,7 @@ impl Weights {
                 self.bytes.extend(f16_bits(-value).to_le_bytes());
                 self.fill(16);
             }
+            DType::Vq3r | DType::Vq2r | DType::Vq4p | DType::Lut(..) => unreachable!("not drawn"),
             DType::I32 | DType::Fx24 | DType::Fx16 | DType::Fx8 => unreachable!("no weight dtype"),
         }
     }

@@ -25,6 +25,23 @@ fn kimi_with_groups_and_awkward_sizes_evaluates_to_its_reference() {
     check(&fixture("kimi-rand-bf16"), "kimi-rand-bf16");
 }
 
+/// What Kimi K3 adds: latent experts, SiTU, residuals of earlier blocks, bounded decay, full gates, latent queries, gated outputs.
+#[test]
+fn kimi_k3_evaluates_to_its_reference() {
+    check(&fixture("kimi-k3-rand-bf16"), "kimi-k3-rand-bf16");
+}
+
+/// Latent attention that rotates, with YaRN; softmax scores in groups, not renormalised.
+#[test]
+fn rotating_latent_attention_evaluates_to_its_reference() {
+    check(&fixture("kimi-yarn-rand-bf16"), "kimi-yarn-rand-bf16");
+}
+
+/// Ids with their rows and positions.
+type Call = (Vec<i32>, Vec<i32>, Vec<i32>);
+/// Logits of each token, and what each state holds after the last call.
+type Outcome = (Vec<Vec<f64>>, Vec<(String, Vec<f64>)>);
+
 /// The random fixture for three rows.
 struct Model {
     files: ModelFiles,
@@ -39,8 +56,8 @@ impl Model {
         Self { files, module }
     }
 
-    /// The logits of all tokens of each call, calls one after the other: (ids, rows, positions).
-    fn run(&self, calls: &[(Vec<i32>, Vec<i32>, Vec<i32>)]) -> (Vec<Vec<f64>>, Vec<(String, Vec<f64>)>) {
+    /// Calls one after the other.
+    fn run(&self, calls: &[Call]) -> Outcome {
         let read = |source, offset, bytes| Ok(stored(&self.files, &self.module, source, offset, bytes));
         let source = |id| decode_weight(&self.module, id, &read);
         let mut interp = Interp::new(verify(&self.module).unwrap(), &source);
@@ -62,7 +79,7 @@ fn prompt() -> Vec<i32> {
 }
 
 /// One row's ids, from position `from`.
-fn call(ids: &[i32], row: i32, from: i32) -> (Vec<i32>, Vec<i32>, Vec<i32>) {
+fn call(ids: &[i32], row: i32, from: i32) -> Call {
     (ids.to_vec(), vec![row; ids.len()], (from..).take(ids.len()).collect())
 }
 

@@ -64,6 +64,12 @@ impl Config {
         self.res_block.is_some_and(|it| i.is_multiple_of(it))
     }
 
+    /// Whether the tensor `name`, which was not taken, may be left out: the head of a tied model, or how the first layer would mix.
+    pub(super) fn is_harmless(&self, name: &str) -> bool {
+        self.is_tied && name == super::HEAD
+            || self.res_block.is_some() && name.starts_with("model.layers.0.self_attention_res_")
+    }
+
     pub(super) fn from_json(files: &ModelFiles) -> Result<Self> {
         let meta = files.meta();
         let folder = files.folder().file_name().map(|it| it.to_string_lossy().into_owned());

@@ -33,7 +33,7 @@ pub(super) fn import(files: &ModelFiles, opts: &ImportOptions) -> Result<Module>
     let config = Config::from_json(files)?;
     let mut weights = Weights::new(files);
     let model = Model::take(&mut weights, &config)?;
-    let mut module = weights.finish(|name| config.is_tied && name == HEAD)?;
+    let mut module = weights.finish(|name| config.is_harmless(name))?;
     module.info = config.info.clone();
     let states = States::add(&mut module, opts, &config)?;
     program::add_programs(&mut module, opts, files.meta().file(), |cx| model.logits(cx, &config, &states))?;
@@ -169,7 +169,8 @@ impl Layer {
             None => FeedForward::Dense(Ffn::take(weights, &name("mlp"), c.hidden, c.ffn)?),
         };
         Ok(Self {
-            attn_mix: Mix::take(weights, c, &name("self_attention_res"))?,
+            // The first layer has nothing to mix with.
+            attn_mix: if i == 0 { None } else { Mix::take(weights, c, &name("self_attention_res"))? },
             attn_norm: weights.vector(&name("input_layernorm.weight"), c.hidden)?,
             attn,
             ffn_mix: Mix::take(weights, c, &name("mlp_res"))?,

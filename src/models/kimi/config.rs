@@ -64,6 +64,12 @@ impl Config {
         self.res_block.is_some_and(|it| i.is_multiple_of(it))
     }
 
+    /// Whether the tensor `name`, which was not taken, may be left out: the head of a tied model, or how the first layer would mix.
+    pub(super) fn is_harmless(&self, name: &str) -> bool {
+        self.is_tied && name == super::HEAD
+            || self.res_block.is_some() && name.starts_with("model.layers.0.self_attention_res_")
+    }
+
     pub(super) fn from_json(files: &ModelFiles) -> Result<Self> {
         let meta = files.meta();
         let folder = files.folder().file_name().map(|it| it.to_string_lossy().into_owned());
@@ -92,7 +98,12 @@ impl Config {
             eps: epsilon(meta, "rms_norm_eps", Some(1e-5))?,
             act: GatedAct::from_config(meta)?,
             is_tied,
-            kda: is_kda.contains(&true).then(|| delta(meta)).transpose()?,
+            kda: if is_kda.contains(&true) {
+                Some(delta(meta)?)
+            } else {
+                ignore_all(meta, "linear_attn_config.");
+                None
+            },
             is_kda,
             mla: latent(meta, heads)?,
             first_moe: first_moe(meta, n_layers, moe.is_some())?,
@@ -100,7 +111,7 @@ impl Config {
             res_block: meta.get_u32("attn_res_block_size")?.filter(|it| *it > 0),
         };
         // Left over from other families: delta and latent attention have widths of their own.
-        for key in ["head_dim", "linear_attn_config.full_attn_layers", "model_max_length"] {
+        for key in ["head_dim", "model_max_length"] {
             meta.ignore(key);
         }
         keys::refuse_unknown(meta)?;
@@ -175,7 +186,7 @@ fn latent(meta: &Meta, heads: u32) -> Res<MlaConfig> {
     let is_fixed = meta.get_bool("mla_use_nope")?.unwrap_or(false) || rope_dim == 0;
     let (rope, sharper) = if is_fixed {
         // What a model without rotation says about it changes nothing.
-        meta.ignore("rope_theta");
+        ignore_all(meta, "rope_");
         (None, 1.0)
     } else {
         let (rope, sharper) = Rope::latent(meta, rope_dim)?;
@@ -250,6 +261,11 @@ fn first_moe(meta: &Meta, n_layers: u32, has_experts: bool) -> Res<u32> {
         return Err(meta.refuse("first_k_dense_replace", format!("{first} of {n_layers} layers")));
     }
     Ok(if has_experts { first } else { n_layers })
+}
+
+/// Counts all keys that start with `prefix` as used: they are about what the model does not have.
+fn ignore_all(meta: &Meta, prefix: &str) {
+    meta.keys().filter(|it| it.starts_with(prefix)).for_each(|it| meta.ignore(it));
 }
 
 /// `n` times `each` columns.

@@ -5,6 +5,8 @@
 
 #[path = "../tests/common/mod.rs"]
 mod common;
+#[path = "families/kimi.rs"]
+mod kimi;
 mod timing;
 
 use common::{Quantised, Rng, tables};
@@ -17,6 +19,7 @@ use waste_plan::Math;
 fn main() {
     for (tier, table) in tables().split_off(1) {
         rows(&tier, &table);
+        kimi::rows(&tier, &table);
         for (queries, positions) in [(3, 512), (3, 4096), (48, 512)] {
             attention(&tier, &table, queries, positions);
         }

@@ -4,8 +4,9 @@
 
 use std::arch::x86_64::{
     __m128i, __m256, __m256i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch,
-    _mm256_broadcastq_epi64, _mm256_cvtph_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_epi32,
-    _mm256_storeu_ps, _mm256_storeu_si256,
+    _mm256_broadcastq_epi64, _mm256_castpd_ps, _mm256_castps_pd, _mm256_cvtph_ps, _mm256_loadu_ps,
+    _mm256_loadu_si256, _mm256_set1_epi32, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_unpackhi_pd,
+    _mm256_unpackhi_ps, _mm256_unpacklo_pd, _mm256_unpacklo_ps,
 };
 
 use half::f16;
@@ -114,6 +115,21 @@ pub(crate) fn splat_words(src: &[i16; 4]) -> __m256i {
 pub(crate) fn widen_halves(src: &[u8; 2 * LANES]) -> [__m256; 2] {
     let (parts, _) = src.as_chunks::<16>();
     [_mm256_cvtph_ps(load_16(&parts[0])), _mm256_cvtph_ps(load_16(&parts[1]))]
+}
+
+/// Transposes two squares of 4 × 4 side by side, one in the lower and one in the upper halves.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(crate) fn transpose_quarters(rows: [__m256; 4]) -> [__m256; 4] {
+    let pairs =
+        |a, b| (_mm256_castps_pd(_mm256_unpacklo_ps(a, b)), _mm256_castps_pd(_mm256_unpackhi_ps(a, b)));
+    let ((low01, high01), (low23, high23)) = (pairs(rows[0], rows[1]), pairs(rows[2], rows[3]));
+    [
+        _mm256_castpd_ps(_mm256_unpacklo_pd(low01, low23)),
+        _mm256_castpd_ps(_mm256_unpackhi_pd(low01, low23)),
+        _mm256_castpd_ps(_mm256_unpacklo_pd(high01, high23)),
+        _mm256_castpd_ps(_mm256_unpackhi_pd(high01, high23)),
+    ]
 }
 
 /// Asks for the cache line `ahead` bytes past the start of `src`, wherever that is.

@@ -300,8 +300,10 @@ impl KernelTable {
             if cpu.has(Isa::Avx2) {
                 table = avx2::table();
                 crate::attention::avx2::install(&mut table);
+                crate::latent::avx2::install(&mut table);
                 crate::linear::avx2::install(&mut table);
                 crate::linear_f32::avx2::install(&mut table);
+                crate::recurrence::avx2::install(&mut table);
             }
         }
         table

@@ -17,6 +17,8 @@
 //! **`head_linear_t_*`** — the absorption itself, one head: y_j = Σ_i fma(x_i, w_ij, y_j), i ascending, from 0. w: a plain
 //! row-major matrix `[n, k]` of little-endian f32, f16 or bf16 without demands on its alignment; x `f32[n]`; y `f32[k]`.
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
 pub(crate) mod portable;
 
 use crate::attention::TILE;

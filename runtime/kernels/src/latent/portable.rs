@@ -40,7 +40,7 @@ fn attention<T: CacheElem>(queries: &Queries<'_, T>, scratch: &mut [f32], out: &
             if visible > 0 {
                 let scores = scores(queries.q.row(i), queries.q_rope.row(i), tile, queries.scale);
                 let (p, factors) = work.running.fold(i, &scores, visible);
-                add_values(&p[..visible], tile, factors, out.row_mut(i));
+                add_columns(&p[..visible], tile, factors, out.row_mut(i));
             }
         }
     });
@@ -88,11 +88,11 @@ fn scores<T: CacheElem>(q: &[f32], q_rope: &[f32], tile: &[T], scale: f32) -> [f
     s.map(|s| scale * s)
 }
 
-/// o = fma(o, a, o_t · b), with o_t summed over the visible positions.
+/// o = fma(o, a, o_t · b), with o_t the sum over the visible positions of latents `[..][32]`.
 #[inline(always)]
-fn add_values<T: CacheElem>(p: &[f32], tile: &[T], (a, b): (f32, f32), out: &mut [f32]) {
+pub(crate) fn add_columns<T: CacheElem>(p: &[f32], latents: &[T], (a, b): (f32, f32), out: &mut [f32]) {
     const LANES: usize = 16;
-    for (out, latents) in out.chunks_mut(LANES).zip(tile.chunks(LANES * TILE)) {
+    for (out, latents) in out.chunks_mut(LANES).zip(latents.chunks(LANES * TILE)) {
         let mut o_t = [0.0f32; LANES];
         for (i, p) in p.iter().enumerate() {
             for (o, latent) in o_t.iter_mut().zip(latents.as_chunks::<TILE>().0) {
@@ -123,12 +123,19 @@ pub(crate) fn head_linear_t_bf16(w: &[u8], x: &[f32], y: &mut [f32]) {
 /// Row after row of w, `B` bytes an element.
 #[inline(always)]
 fn head_linear_t<const B: usize>(w: &[u8], x: &[f32], y: &mut [f32], decode: impl Fn([u8; B]) -> f32) {
-    let (n, k) = (x.len(), y.len());
-    assert!(k > 0 && w.len() == n * k * B, "a matrix of {n} by {k} in {} bytes", w.len());
+    let rows = check_matrix::<B>(w, x, y);
     y.fill(0.0);
-    for (x, row) in x.iter().zip(w.chunks_exact(k * B)) {
-        for (y, w) in y.iter_mut().zip(row.as_chunks::<B>().0) {
+    for (x, row) in x.iter().zip(rows.chunks_exact(y.len())) {
+        for (y, w) in y.iter_mut().zip(row) {
             *y = x.mul_add(decode(*w), *y);
         }
     }
+}
+
+/// The elements of a matrix of as many rows as x and columns as y.
+#[inline(always)]
+pub(crate) fn check_matrix<'a, const B: usize>(w: &'a [u8], x: &[f32], y: &[f32]) -> &'a [[u8; B]] {
+    let (n, k) = (x.len(), y.len());
+    assert!(k > 0 && w.len() == n * k * B, "a matrix of {n} by {k} in {} bytes", w.len());
+    w.as_chunks().0
 }

@@ -34,6 +34,8 @@
 //!
 //! Deliberately absent: a form that takes several tokens at once. It would round differently from decode.
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
 pub(crate) mod portable;
 
 use crate::view::{RowsF32, TileMut};
@@ -58,6 +60,7 @@ impl Tokens<'_> {
     pub(crate) fn check(&self, from: Option<&[f32]>, to: &[f32], o: &TileMut<'_>) -> usize {
         let (tokens, dk, c) = (o.rows(), self.q.cols(), o.cols());
         assert!((1..=STATE_COLS).contains(&c), "{c} columns of a state in blocks of {STATE_COLS}");
+        assert!(tokens > 0, "a step takes a token");
         assert_eq!(
             (self.k.cols(), self.decay.cols(), self.v.cols()),
             (dk, dk, c),

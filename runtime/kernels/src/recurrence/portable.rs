@@ -1,8 +1,8 @@
 //! The definitions: token by token, key channel by key channel; columns and channels are the lanes.
 
-use super::{STATE_COLS, Tokens};
+use super::Tokens;
 use crate::math::{exp, sigmoid, softplus};
-use crate::norm::portable::{inverse_root, lane_sum};
+use crate::norm::portable::{LANES, inverse_root, lane_sum};
 use crate::view::{RowsF32, TileMut};
 
 #[inline(always)]
@@ -15,27 +15,36 @@ pub(crate) fn short_conv(
     y: &mut TileMut<'_>,
 ) {
     let history = History::new(x, w, taps, ring, y);
-    for t in 0..y.rows() {
-        y.row_mut(t).fill(0.0);
-    }
-    // A tap's weights lie `taps` apart: they are gathered once for all tokens.
-    const CHANNELS: usize = 16;
-    for from in (0..x.cols()).step_by(CHANNELS) {
-        let channels = from..x.cols().min(from + CHANNELS);
-        for j in 0..taps {
-            let mut tap = [0.0; CHANNELS];
-            for (tap, w) in tap.iter_mut().zip(w[channels.start * taps..channels.end * taps].chunks(taps)) {
-                *tap = w[j];
-            }
-            for t in 0..y.rows() {
-                let x = &history.row(t + j)[channels.clone()];
-                for ((y, x), w) in y.row_mut(t)[channels.clone()].iter_mut().zip(x).zip(&tap) {
-                    *y = w.mul_add(*x, *y);
-                }
-            }
-        }
+    let mut at = 0;
+    while at < x.cols() {
+        at += match x.cols() - at {
+            LANES.. => some_channels::<LANES>(&history, w, taps, at, y),
+            _ => some_channels::<1>(&history, w, taps, at, y),
+        };
     }
     history.keep(next);
+}
+
+/// `C` channels from `at` on, all tokens; returns `C`.
+#[inline(always)]
+pub(crate) fn some_channels<const C: usize>(
+    history: &History<'_>,
+    w: &[f32],
+    taps: usize,
+    at: usize,
+    y: &mut TileMut<'_>,
+) -> usize {
+    for t in 0..y.rows() {
+        let mut sum = [0.0f32; C];
+        for j in 0..taps {
+            let x: &[f32; C] = history.row(t + j)[at..].first_chunk().expect("the channels are in the rows");
+            for (c, (sum, x)) in sum.iter_mut().zip(x).enumerate() {
+                *sum = w[(at + c) * taps + j].mul_add(*x, *sum);
+            }
+        }
+        y.row_mut(t)[at..][..C].copy_from_slice(&sum);
+    }
+    C
 }
 
 /// The ring and the tokens after it as one run of rows.
@@ -123,30 +132,58 @@ pub(crate) fn kda_step(
     to: &mut [f32],
     o: &mut TileMut<'_>,
 ) {
-    Tokens { q, k, v, decay, beta }.check(from, to, o);
-    match from {
-        Some(from) => to.copy_from_slice(from),
-        None => to.fill(0.0),
+    let tokens = Tokens { q, k, v, decay, beta };
+    tokens.check(from, to, o);
+    let mut at = 0;
+    while at < o.cols() {
+        at += match o.cols() - at {
+            LANES.. => some_columns::<LANES>(&tokens, from, to, at, o),
+            _ => some_columns::<1>(&tokens, from, to, at, o),
+        };
+    }
+}
+
+/// `C` columns from `at` on, all tokens; returns `C`.
+#[inline(always)]
+pub(crate) fn some_columns<const C: usize>(
+    tokens: &Tokens<'_>,
+    from: Option<&[f32]>,
+    to: &mut [f32],
+    at: usize,
+    o: &mut TileMut<'_>,
+) -> usize {
+    let c = o.cols();
+    for (i, row) in to.chunks_exact_mut(c).enumerate() {
+        match from {
+            Some(from) => row[at..][..C].copy_from_slice(&from[i * c + at..][..C]),
+            None => row[at..][..C].fill(0.0),
+        }
     }
     for t in 0..o.rows() {
-        let o = o.row_mut(t);
-        let mut u = [0.0f32; STATE_COLS];
-        for ((s, decay), k) in to.chunks_exact_mut(o.len()).zip(decay.row(t)).zip(k.row(t)) {
-            for (s, u) in s.iter_mut().zip(&mut u) {
+        let (q, k, decay) = (tokens.q.row(t), tokens.k.row(t), tokens.decay.row(t));
+        let mut u = [0.0f32; C];
+        for ((s, decay), k) in to.chunks_exact_mut(c).zip(decay).zip(k) {
+            for (s, u) in columns::<C>(s, at).iter_mut().zip(&mut u) {
                 *s *= decay;
                 *u = k.mul_add(*s, *u);
             }
         }
-        let mut d = [0.0; STATE_COLS];
-        for ((d, v), u) in d.iter_mut().zip(v.row(t)).zip(u) {
-            *d = beta[t] * (v - u);
-        }
-        o.fill(0.0);
-        for ((s, k), q) in to.chunks_exact_mut(o.len()).zip(k.row(t)).zip(q.row(t)) {
-            for ((s, d), o) in s.iter_mut().zip(d).zip(o.iter_mut()) {
+        let v: &[f32; C] = tokens.v.row(t)[at..].first_chunk().expect("a block's columns");
+        let d: [f32; C] = std::array::from_fn(|c| tokens.beta[t] * (v[c] - u[c]));
+        let mut read = [0.0f32; C];
+        for ((s, k), q) in to.chunks_exact_mut(c).zip(k).zip(q) {
+            for ((s, d), read) in columns::<C>(s, at).iter_mut().zip(d).zip(&mut read) {
                 *s = k.mul_add(d, *s);
-                *o = q.mul_add(*s, *o);
+                *read = q.mul_add(*s, *read);
             }
         }
+        *columns(o.row_mut(t), at) = read;
     }
+    C
+}
+
+/// `C` columns of a row.
+#[inline(always)]
+fn columns<const C: usize>(row: &mut [f32], at: usize) -> &mut [f32; C] {
+    row[at..].first_chunk_mut().expect("a block's columns")
 }

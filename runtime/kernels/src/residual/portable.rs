@@ -27,10 +27,16 @@ pub(crate) fn attn_res_mix(blocks: &[f32], x: &[f32], norm: &[f32], proj: &[f32]
 fn score(v: &[f32], norm: &[f32], proj: &[f32], eps: f32) -> f32 {
     let rms = inverse_root(lane_sum(v, |x, sum| x.mul_add(x, sum)), v.len(), eps);
     let mut lanes = [0.0f32; LANES];
-    for ((v, norm), proj) in v.chunks(LANES).zip(norm.chunks(LANES)).zip(proj.chunks(LANES)) {
-        for (((lane, v), norm), proj) in lanes.iter_mut().zip(v).zip(norm).zip(proj) {
-            *lane = ((v * rms) * norm).mul_add(*proj, *lane);
+    let ((vs, v), (norms, norm), (projs, proj)) =
+        (v.as_chunks::<LANES>(), norm.as_chunks::<LANES>(), proj.as_chunks::<LANES>());
+    let term = |v: f32, norm: f32, proj: f32, sum: f32| ((v * rms) * norm).mul_add(proj, sum);
+    for ((v, norm), proj) in vs.iter().zip(norms).zip(projs) {
+        for i in 0..LANES {
+            lanes[i] = term(v[i], norm[i], proj[i], lanes[i]);
         }
+    }
+    for i in 0..v.len() {
+        lanes[i] = term(v[i], norm[i], proj[i], lanes[i]);
     }
     tree(lanes)
 }

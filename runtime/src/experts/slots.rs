@@ -40,14 +40,25 @@ pub(super) enum State {
 
 /// What may be done with a slot that is wanted for another record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Class {
+enum Class {
+    /// Nothing is lost.
     Free,
+    /// A record that may be wanted again.
     Evictable,
+    /// A speculative read that has not begun.
+    Speculated,
+    /// A step will ask for it.
     Promised,
+    /// Somebody uses it.
     Busy,
 }
 
-const CLASSES: usize = 4;
+const CLASSES: usize = 5;
+
+/// Whose slots may be taken for another record, in this order: for speculation, for a prefetch, for a pin.
+const BY_SPECULATION: &[Class] = &[Class::Free, Class::Evictable];
+const BY_PREFETCH: &[Class] = &[Class::Free, Class::Evictable, Class::Speculated];
+const BY_PIN: &[Class] = &[Class::Free, Class::Evictable, Class::Speculated, Class::Promised];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Slot {
@@ -141,7 +152,8 @@ impl Slots {
             State::Reading | State::Failed => Class::Busy,
             State::Queued | State::Ready if 0 < it.pins + it.holds => Class::Busy,
             State::Queued | State::Ready if it.is_promised => Class::Promised,
-            State::Queued | State::Ready => Class::Evictable,
+            State::Queued => Class::Speculated,
+            State::Ready => Class::Evictable,
         };
         let (from, at) = (it.class, it.at);
         if class == from {
@@ -203,7 +215,8 @@ impl Slots {
     }
 
     fn queue_read(&mut self, record: u32, origin: Origin) -> bool {
-        let Some(slot) = self.take(record, origin, false) else { return false };
+        let classes = if origin == Origin::Demand { BY_PREFETCH } else { BY_SPECULATION };
+        let Some(slot) = self.take(record, origin, classes) else { return false };
         self.queue.push(slot, origin);
         self.edit(slot, |it| {
             it.state = State::Queued;
@@ -214,16 +227,11 @@ impl Slots {
     }
 
     /// An empty slot, or a victim's, made that of `record`. Its state is still `Empty`.
-    fn take(&mut self, record: u32, origin: Origin, may_break_promises: bool) -> Option<u32> {
-        let [free, evictable, promised, _] = &self.members;
-        let slot = match free.last() {
-            Some(slot) => *slot,
-            None => match self.policy.victim(evictable) {
-                Some(slot) => slot,
-                None if may_break_promises => self.policy.victim(promised)?,
-                None => return None,
-            },
-        };
+    fn take(&mut self, record: u32, origin: Origin, classes: &[Class]) -> Option<u32> {
+        let slot = classes.iter().find_map(|class| match (class, &self.members[*class as usize]) {
+            (Class::Free, free) => free.last().copied(),
+            (_, candidates) => self.policy.victim(candidates),
+        })?;
         let old = *self.slot(slot);
         if old.state != State::Empty {
             self.forget(slot);
@@ -248,7 +256,7 @@ impl Slots {
     pub(super) fn pin(&mut self, record: u32) -> Pin {
         let (slot, found) = match self.find(record) {
             Some(slot) => (slot, self.slot(slot).state),
-            None => match self.take(record, Origin::Demand, true) {
+            None => match self.take(record, Origin::Demand, BY_PIN) {
                 Some(slot) => (slot, State::Empty),
                 None => return if self.is_any_ending() { Pin::Later } else { Pin::Full },
             },

@@ -122,7 +122,9 @@ fn the_simulator_and_the_cache_agree() {
             assert_eq!((found.reads, found.speculative_hits), (found.misses, 0));
             let (found, predicted) = (found.hit_rate(), predicted.hit_rate());
             assert!((found - predicted).abs() < 0.02, "{eviction:?}, {percent} %: {found} and {predicted}");
-            assert!(0.05 < found && found < 0.95, "{found}: nothing to compare");
+            // Recency alone finds next to nothing where a token needs more than fits.
+            let is_small = eviction == Eviction::Lru && percent == 10;
+            assert!(is_small || 0.05 < found && found < 0.95, "{found}: nothing to compare");
         }
     }
 }

@@ -15,6 +15,7 @@
 
 mod barriers;
 pub mod check;
+mod experts;
 mod liveness;
 mod lower;
 mod memory;
@@ -23,4 +24,4 @@ mod planner;
 mod tile;
 mod weights;
 
-pub use planner::{PlanError, PlanRequest, plan};
+pub use planner::{PlanError, PlanRequest, plan, slot_bytes};

@@ -4,6 +4,7 @@ use waste_ir::{Dim, Graph, Module, Op, OpData, OpId, ValueId};
 use waste_plan::ids::{EntityRef, SecondaryMap};
 use waste_plan::schema::{Port, Situ, Step, StepKind};
 
+use crate::experts::ExpertRecords;
 use crate::memory::{Loc, MemoryMap, PlanIds, Space};
 use crate::planner::PlanError;
 use crate::tile::tile;
@@ -13,6 +14,8 @@ pub(crate) struct OpenStep {
     pub(crate) kind: StepKind,
     pub(crate) reads: Vec<Loc>,
     pub(crate) writes: Vec<Loc>,
+    /// Whether it stands in a loop over experts.
+    pub(crate) window: bool,
     pub(crate) op: OpId,
 }
 
@@ -32,6 +35,7 @@ pub(crate) fn lower<'a>(
     let mut map = MemoryMap::new(module, graph, ids, ports)?;
     let last_use = last_uses(graph);
     let mut steps = Vec::with_capacity(graph.order.len());
+    let mut records = ExpertRecords::of(graph, ids);
     for (at, &id) in graph.order.iter().enumerate() {
         let data = &graph.ops[id];
         if data.op.is_view() {
@@ -44,7 +48,9 @@ pub(crate) fn lower<'a>(
             place_result(&mut map, data, index, &kind, at, &last_use)?;
         }
         let writes = data.results.iter().map(|it| map.loc(*it)).collect();
-        steps.push(OpenStep { kind, reads, writes, op: id });
+        records.before(&map, id, &mut steps);
+        steps.push(OpenStep { kind, reads, writes, window: records.is_open(), op: id });
+        records.after(&map, id, &mut steps);
     }
     Ok(Lowered { map, steps })
 }
@@ -182,7 +188,9 @@ fn step_kind(graph: &Graph, data: &OpData) -> Result<StepKind, PlanError> {
             gather: gather,
         },
         Op::ExpertSum {} => StepKind::ExpertSum,
-        Op::ForEachExpert { .. } => return Err(PlanError::Unsupported { op: data.op.name() }),
+        Op::LutBuild { code, tables } => StepKind::LutBuild { code, tables },
+        Op::ExpertLut { gather } => StepKind::ExpertLut { gather },
+        Op::ForEachExpert { .. } | Op::LutApply {} => return Err(PlanError::Unsupported { op: data.op.name() }),
         Op::Slice { .. } | Op::Reshape { .. } | Op::BankSlice { .. } => unreachable!("views make no step"),
     })
 }
@@ -206,6 +214,7 @@ impl Lowered<'_> {
             writes: step.writes.iter().map(|it| it.operand(base)).collect(),
             tile: self.tile(step),
             barrier: false,
+            window: step.window,
             op: u32::try_from(step.op.index()).expect("op ids are u32"),
         };
         self.steps.iter().map(close).collect()
@@ -213,6 +222,9 @@ impl Lowered<'_> {
 
     /// A state is cut by the tokens appended to it, everything else by its result; what works head by head, by whole heads.
     fn tile(&self, step: &OpenStep) -> waste_plan::schema::Tile {
+        if step.kind.moves_experts() {
+            return waste_plan::schema::Tile { rows: 1, cols: 1 };
+        }
         let shape = if matches!(step.kind, StepKind::KvAppend) { &step.reads[0] } else { &step.writes[0] };
         let head = match step.kind {
             StepKind::L2Norm { dim, .. } => dim,

@@ -72,6 +72,8 @@ pub(crate) struct MemoryMap<'a> {
 /// Indices of plan weights and states by IR id.
 pub(crate) struct PlanIds {
     pub(crate) weights: Vec<Option<u32>>,
+    /// The bank that the records of an IR weight lie in.
+    pub(crate) banks: Vec<Option<u32>>,
     pub(crate) states: Vec<u32>,
 }
 

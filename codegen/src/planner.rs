@@ -4,7 +4,7 @@ use waste_ir::verify::Verified;
 use waste_ir::{Module, Phase, SourceDecl, StateDecl, ValueId};
 use waste_plan::DType;
 use waste_plan::schema::{
-    KV_TILE, Memory, Model, Operand, Options, Plan, Port, PortName, Program, Source, State, StateKind,
+    Bank, KV_TILE, Memory, Model, Operand, Options, Plan, Port, PortName, Program, Source, State, StateKind,
     VERSION,
 };
 
@@ -13,7 +13,7 @@ use crate::liveness::{liveness, lower_bound};
 use crate::lower::{Lowered, lower};
 use crate::memory::PlanIds;
 use crate::place::place;
-use crate::weights::plan_weights;
+use crate::weights::{PlanWeights, plan_weights};
 
 /// What a plan is made for, beside the graphs.
 #[derive(Clone, Debug)]
@@ -30,6 +30,8 @@ pub struct PlanRequest {
     pub text_bytes: u64,
     /// Ids that end a generation.
     pub stop_ids: Vec<u32>,
+    /// Records that the expert cache holds; 0 for a model without records.
+    pub expert_slots: u64,
 }
 
 /// Why a graph cannot be planned.
@@ -114,16 +116,18 @@ pub fn plan(verified: &Verified<'_>, request: &PlanRequest) -> Result<Plan, Plan
             return Err(PlanError::Phase { graph: graph.name.clone(), found, expected });
         }
     }
-    let (weights, weight_ids) = plan_weights(module)?;
+    let PlanWeights { weights, banks, index, bank_of } = plan_weights(module)?;
     let states = plan_states(module)?;
     let ports = plan_ports(module, &request.options);
-    let ids = PlanIds { weights: weight_ids, states: (0..).take(states.len()).collect() };
+    let ids = PlanIds { weights: index, banks: bank_of, states: (0..).take(states.len()).collect() };
 
     let mut memory = Memory {
         weights: end(weights.iter().map(|it| (it.offset, it.bytes))),
         states: end(states.iter().map(|it| (it.offset, it.bytes))),
         io: end(ports.iter().map(|it| (it.offset, u64::from(it.rows) * u64::from(it.cols) * 4))),
         text: request.text_bytes,
+        experts: request.expert_slots.saturating_mul(slot_bytes(&banks)),
+        expert_slots: request.expert_slots,
         placement: "empty".into(),
         ..Memory::default()
     };
@@ -146,6 +150,7 @@ pub fn plan(verified: &Verified<'_>, request: &PlanRequest) -> Result<Plan, Plan
         },
         options: request.options.clone(),
         sources: module.sources.values().map(plan_source).collect(),
+        banks,
         weights,
         states,
         ports,
@@ -169,6 +174,20 @@ fn plan_program(lowered: &Lowered<'_>, name: String, memory: &mut Memory) -> Pro
     memory.thread = steps.iter().map(|it| it.thread_bytes(tokens, want)).fold(memory.thread, u64::max);
     Program { name, tokens, want, steps }
 }
+
+/// Bytes of a slot of the expert cache: the largest record, with room for blocks that a direct read begins and ends in.
+#[must_use]
+pub fn slot_bytes(banks: &[Bank]) -> u64 {
+    let bytes = |it: &Bank| {
+        let is_aligned = it.offset.is_multiple_of(DIRECT) && it.bytes.is_multiple_of(DIRECT);
+        let room = if is_aligned { 0 } else { DIRECT };
+        it.bytes.saturating_add(room).checked_next_multiple_of(DIRECT).unwrap_or(u64::MAX)
+    };
+    banks.iter().map(bytes).max().unwrap_or(0)
+}
+
+/// Blocks in which files are read past the page cache.
+const DIRECT: u64 = 4096;
 
 fn end(ranges: impl Iterator<Item = (u64, u64)>) -> u64 {
     ranges.map(|(offset, bytes)| (offset + bytes).next_multiple_of(64)).max().unwrap_or(0)

@@ -4,6 +4,7 @@
 //! `cpu` in general, not for the compiling machine.
 
 use waste_plan::schema::{RING_COLS, StepKind, Tile};
+use waste_plan::vq::{ROW_BLOCK, SLAB, VEC_DIM};
 use waste_plan::{FX_GROUP, LANES};
 
 /// Tokens in a tile of a matrix product in prefill: their activations stay in the second-level cache.
@@ -12,6 +13,10 @@ const GEMM_ROWS: u32 = 64;
 const GEMM_COLS: u32 = 256;
 /// Calls of at most this many rows are matrix-vector products: their tiles are cut finer, since there is one row of them.
 const FEW_ROWS: u64 = 8;
+/// Inputs in a tile of a table build: one slab.
+const SLAB_COLS: u32 = (SLAB * VEC_DIM) as u32;
+/// Columns in a tile of a table lookup: a slab of tables stays in the second-level cache for all of them.
+const LUT_COLS: u32 = 512;
 /// Columns in a tile of a step that works head by head on a few rows.
 const HEAD_COLS: u32 = 512;
 /// Rows in a tile of a step that works row by row.
@@ -50,6 +55,11 @@ pub(crate) fn tile(kind: &StepKind, rows: u64, cols: u32, head: u32) -> Tile {
         StepKind::ExpertGlu { quant, .. } => {
             let unit = if quant.is_some() { FX_GROUP } else { LANES } as u32;
             Tile { rows: 1, cols: GEMM_COLS.min(cols.next_multiple_of(unit)) }
+        }
+        StepKind::LutBuild { .. } => Tile { rows: 1, cols: SLAB_COLS.min(cols) },
+        StepKind::ExpertLut { .. } => Tile { rows: 1, cols: LUT_COLS.min(cols.next_multiple_of(ROW_BLOCK as u32)) },
+        StepKind::ExpertPrefetch { .. } | StepKind::ExpertWindow { .. } | StepKind::ExpertRelease { .. } => {
+            Tile { rows: 1, cols: 1 }
         }
         StepKind::Embed
         | StepKind::QuantAct { .. }

@@ -3,14 +3,29 @@
 use waste_ir::{Dim, Module, RopeScaling, WeightDecl, WeightId, WeightInit};
 use waste_plan::Packing;
 use waste_plan::ids::EntityRef;
-use waste_plan::schema::{Part, Weight};
+use waste_plan::schema::{Bank, Part, Records, Weight};
 
 use crate::planner::PlanError;
 
-/// The plan weights that `graphs` read, in order of first use, and the index of each IR weight among them.
-pub(crate) fn plan_weights(module: &Module) -> Result<(Vec<Weight>, Vec<Option<u32>>), PlanError> {
+/// The weights and banks of a plan.
+#[derive(Default)]
+pub(crate) struct PlanWeights {
+    /// In order of first use.
+    pub(crate) weights: Vec<Weight>,
+    /// In order of first use.
+    pub(crate) banks: Vec<Bank>,
+    /// The index of each IR weight among the weights.
+    pub(crate) index: Vec<Option<u32>>,
+    /// The index of each IR weight's bank.
+    pub(crate) bank_of: Vec<Option<u32>>,
+}
+
+/// The plan weights that the module's graphs read.
+pub(crate) fn plan_weights(module: &Module) -> Result<PlanWeights, PlanError> {
     let mut index = vec![None; module.weights.len()];
+    let mut bank_of = vec![None; module.weights.len()];
     let mut weights: Vec<Weight> = Vec::new();
+    let mut banks: Vec<Bank> = Vec::new();
     let mut offset = 0u64;
     for graph in module.graphs.values() {
         for id in graph.values.keys().filter_map(|it| graph.weight(it)) {
@@ -18,13 +33,31 @@ pub(crate) fn plan_weights(module: &Module) -> Result<(Vec<Weight>, Vec<Option<u
                 continue;
             }
             index[id.index()] = Some(u32::try_from(weights.len()).expect("weight ids are u32"));
-            let weight = plan_weight(module, id, offset)?;
+            let mut weight = plan_weight(module, id, offset)?;
+            if let WeightInit::Records { source, first, stride, indices, scales } = module.weights[id].init {
+                let bank = bank_index(&mut banks, (source.index(), first, stride), weight.bank);
+                weight.records = Some(Records { bank, indices, scales });
+                bank_of[id.index()] = Some(bank);
+            }
             let end = offset.checked_add(weight.bytes).and_then(|it| it.checked_next_multiple_of(64));
             offset = end.ok_or_else(|| PlanError::WeightSize { name: weight.name.clone() })?;
             weights.push(weight);
         }
     }
-    Ok((weights, index))
+    Ok(PlanWeights { weights, banks, index, bank_of })
+}
+
+/// The bank of records at this place, made if it is new. Until the compiler has read a record's header, a bank's layer is its index.
+fn bank_index(banks: &mut Vec<Bank>, (source, offset, bytes): (usize, u64, u64), experts: u32) -> u32 {
+    let source = u32::try_from(source).expect("source ids are u32");
+    let place = |it: &Bank| (it.source, it.offset, it.bytes);
+    let found = banks.iter().position(|it| place(it) == (source, offset, bytes));
+    let at = found.unwrap_or_else(|| {
+        let layer = u32::try_from(banks.len()).expect("few layers");
+        banks.push(Bank { layer, source, offset, bytes, experts });
+        banks.len() - 1
+    });
+    u32::try_from(at).expect("few layers")
 }
 
 fn plan_weight(module: &Module, id: WeightId, offset: u64) -> Result<Weight, PlanError> {
@@ -33,7 +66,8 @@ fn plan_weight(module: &Module, id: WeightId, offset: u64) -> Result<Weight, Pla
     let (bank, rows, cols) = extent(decl).ok_or_else(too_large)?;
     let packing = decl.packing.ok_or_else(|| PlanError::NoPacking { name: decl.name.clone() })?;
     let bytes = match packing {
-        Packing::Plain => decl.ty.dtype.row_bytes(cols).and_then(|it| it.checked_mul(rows)),
+        Packing::Record => Some(0),
+        Packing::Plain | Packing::Columns => decl.ty.dtype.row_bytes(cols).and_then(|it| it.checked_mul(rows)),
         _ => packing.bytes(rows, cols),
     };
     let bytes = bytes.and_then(|it| it.checked_mul(u64::from(bank)));
@@ -50,6 +84,7 @@ fn plan_weight(module: &Module, id: WeightId, offset: u64) -> Result<Weight, Pla
         offset,
         crc32c: 0,
         parts,
+        records: None,
     })
 }
 
@@ -83,6 +118,7 @@ fn collect_parts(module: &Module, decl: &WeightDecl, parts: &mut Vec<Part>) -> O
     match &decl.init {
         WeightInit::Stored { source, offset, stored: dtype } => stored(source, *offset, *dtype, false),
         WeightInit::Transposed { source, offset, stored: dtype } => stored(source, *offset, *dtype, true),
+        WeightInit::Records { .. } => {}
         WeightInit::Bank { stored: dtype, parts: matrices } => {
             for (source, offset) in matrices {
                 stored(source, *offset, *dtype, false);

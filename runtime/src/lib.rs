@@ -7,6 +7,7 @@
 //! | `exec` | one tile of one step |
 //! | `team` | threads that walk a program together |
 //! | `arena`, `weights` | memory and the views of it |
+//! | `experts` | records of experts, streamed from disk |
 //! | `sys` | what the operating system says about processors and memory |
 //! | `profile` | measured time by step |
 //!
@@ -16,6 +17,7 @@
 mod arena;
 mod error;
 mod exec;
+pub mod experts;
 mod loaded;
 mod profile;
 mod session;

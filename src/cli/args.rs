@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use clap::Args;
 use waste::compile::CompileOptions;
+use waste::embedded;
 use waste::text::SamplerOptions;
 use waste_plan::{DType, Math};
 use waste_runtime::Isa;
@@ -178,7 +179,7 @@ pub(crate) fn read_text(path: &std::path::Path) -> Result<String, super::error::
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TargetArg {
     /// A plan, a model's folder, .gguf, .safetensors or index, or org/repo[:quant] in the local Hugging Face cache
-    #[arg(id = "model", value_name = "MODEL|PLAN")]
+    #[arg(id = "model", value_name = "MODEL|PLAN", default_value = embedded::NAME)]
     pub(crate) target: PathBuf,
 }
 

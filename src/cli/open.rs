@@ -4,6 +4,7 @@ use std::io::Read;
 use std::path::Path;
 
 use waste::compile::{CompileOptions, Compiled, compile};
+use waste::embedded;
 use waste::formats::{ModelFiles, shown};
 use waste::text::{Tokenizer, TokenizerSpec};
 use waste_runtime::sys::Machine;
@@ -44,11 +45,22 @@ pub(crate) fn open_plan(path: &Path) -> Result<LoadedPlan, CliError> {
     Ok(LoadedPlan::open(path)?)
 }
 
-/// Opens the files of a model.
+/// Opens the files of a model; the embedded one is unpacked into the cache first.
 ///
 /// # Errors
-/// As [`ModelFiles::open`].
+/// As [`ModelFiles::open`], or if the embedded model cannot be unpacked.
 pub(crate) fn open_model(model: &Path, cx: &Cx) -> Result<ModelFiles, CliError> {
+    if model == Path::new(embedded::NAME) && !model.exists() {
+        let cache = cx.env.plan_cache().unwrap_or_else(|| std::env::temp_dir().join("waste"));
+        let unpacked = embedded::unpack(&cache).map_err(|source| {
+            CliError::Input(format!(
+                "{}: cannot unpack the model '{}': {source}",
+                cache.display(),
+                embedded::NAME
+            ))
+        })?;
+        return Ok(ModelFiles::open(&unpacked, None)?);
+    }
     Ok(ModelFiles::open(model, cx.env.hub().as_ref())?)
 }
 

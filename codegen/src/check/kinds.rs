@@ -76,7 +76,9 @@ pub(super) fn expected(graph: &Graph, data: &OpData) -> Option<StepKind> {
             gather: *gather,
         },
         Op::ExpertSum {} => StepKind::ExpertSum,
-        Op::Slice { .. } | Op::Reshape { .. } | Op::BankSlice {} | Op::ForEachExpert { .. } => return None,
+        Op::LutBuild { code, tables } => StepKind::LutBuild { code: *code, tables: *tables },
+        Op::ExpertLut { gather } => StepKind::ExpertLut { gather: *gather },
+        Op::Slice { .. } | Op::Reshape { .. } | Op::BankSlice {} | Op::LutApply {} | Op::ForEachExpert { .. } => return None,
     })
 }
 

@@ -5,10 +5,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use waste_ir::{Def, Graph, OpData, OpId, ValueId};
+use waste_ir::{Def, Graph, Op, OpData, OpId, ValueId};
 use waste_plan::ids::EntityRef;
 use waste_plan::overlap::Runs;
-use waste_plan::schema::{Operand, Place, PortName, Program, Step};
+use waste_plan::schema::{Operand, Place, PortName, Program, Step, StepKind};
 
 use super::decls::Decls;
 use super::error::{CheckError, Fault, same};
@@ -176,6 +176,9 @@ impl<'a, 'e> Walk<'a, 'e> {
 
     fn step(&mut self, i: usize, step: &Step) -> Result<Traced, Fault> {
         let op = OpId::new(step.op as usize);
+        if step.kind.moves_experts() {
+            return self.moves(op, step);
+        }
         if !self.wanted.contains(&op) {
             return Err(Fault::NoStep { op: step.op });
         }
@@ -206,6 +209,36 @@ impl<'a, 'e> Walk<'a, 'e> {
         let in_place = step.kind.in_place().iter().find(|slot| Some(step.reads[**slot].place) == first);
         let bases: Vec<ValueId> = reads.iter().map(|it| base(self.graph, *it)).collect();
         Ok(Traced { results, over: in_place.map(|slot| bases[*slot]), reads: bases })
+    }
+
+    /// A step that moves records: it reads whom the router chose, or the groups of an op that reads the same bank.
+    fn moves(&self, op: OpId, step: &Step) -> Result<Traced, Fault> {
+        let other = || Fault::OtherRecords { op };
+        let data = self.graph.ops.get(op).ok_or(Fault::NoStep { op: step.op })?;
+        let value = match (&step.kind, &data.op) {
+            (StepKind::ExpertPrefetch { bank }, Op::RouteTopK { .. }) => {
+                // Reading ahead changes no result, so which of the router's readers it is for does not matter.
+                let is_read = self.graph.ops.values().any(|it| self.reads_bank(it, *bank));
+                if is_read { data.results.first().copied() } else { None }
+            }
+            (StepKind::ExpertWindow { bank, .. } | StepKind::ExpertRelease { bank, .. }, _) => {
+                if self.reads_bank(data, *bank) { data.optional(3) } else { None }
+            }
+            _ => None,
+        };
+        let value = value.ok_or_else(other)?;
+        let operand = step.reads.first().ok_or_else(other)?;
+        self.read(value, operand, "read 0")?;
+        Ok(Traced { results: Vec::new(), over: None, reads: vec![base(self.graph, value)] })
+    }
+
+    /// Whether `data` reads records of bank `bank`.
+    fn reads_bank(&self, data: &OpData, bank: u32) -> bool {
+        let weight = match data.op {
+            Op::ExpertLut { .. } => data.optional(1).and_then(|it| self.graph.weight(it)),
+            _ => None,
+        };
+        weight.is_some_and(|it| self.decls.is_in_bank(it, bank))
     }
 
     fn in_scratch(&self, operand: &Operand) -> Option<Runs> {

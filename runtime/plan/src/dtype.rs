@@ -224,7 +224,7 @@ impl DType {
             n.checked_mul(lut.entry_bytes(1) as u64)?;
             return n
                 .is_multiple_of(VEC_DIM as u64)
-                .then_some(lut.row_bytes(usize::try_from(n).ok()?) as u64);
+                .then_some(lut.slabs_bytes(usize::try_from(n).ok()?) as u64);
         }
         let block = self.block()?;
         if !n.is_multiple_of(u64::from(block.elems)) {
@@ -421,7 +421,7 @@ mod tests {
         assert_eq!(DType::Q8_0.row_bytes(64), Some(68));
         assert_eq!(DType::Fx24.row_bytes(576), Some(FxLayout { planes: 3 }.row_bytes(576) as u64));
         let lut = DType::Lut(VqCode::Vq4p, Tables::Fixed24);
-        assert_eq!(lut.row_bytes(576), Some(72 * 256 * 4 + 64));
+        assert_eq!(lut.row_bytes(576), Some(72 * 256 * 4 + 3 * 64), "two slabs of 32 positions and one of 8");
         assert_eq!((lut.row_bytes(12), lut.row_bytes(1 << 60)), (None, None));
         assert_eq!(DType::Vq3r.row_bytes(576), None);
     }

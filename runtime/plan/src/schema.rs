@@ -38,6 +38,9 @@ pub struct Plan {
     pub sources: Vec<Source>,
     /// Every weight that a step reads.
     pub weights: Vec<Weight>,
+    /// Banks of expert records that stay in their files and are read when they are needed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub banks: Vec<Bank>,
     /// Every state.
     pub states: Vec<State>,
     /// The caller's arrays, in the io space.
@@ -121,6 +124,14 @@ pub struct Weight {
     pub crc32c: u32,
     /// Stored tensors whose rows make this weight, one after the other; of a bank, matrix by matrix.
     pub parts: Vec<Part>,
+    /// Where its matrices are in the records of a bank; such a weight has no bytes and no parts of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub records: Option<Records>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+const fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 const fn one() -> u32 {
@@ -150,6 +161,32 @@ impl Weight {
     pub const fn matrix_bytes(&self) -> u64 {
         self.bytes / if self.bank == 0 { 1 } else { self.bank as u64 }
     }
+}
+
+/// The records of one layer's experts: expert e's are the `bytes` bytes at `offset + e · bytes` of their file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bank {
+    /// The number of the layer in the model.
+    pub layer: u32,
+    /// Index into [`Plan::sources`].
+    pub source: u32,
+    /// Where expert 0's record begins.
+    pub offset: u64,
+    /// Bytes of a record, and from one to the next.
+    pub bytes: u64,
+    /// How many experts there are.
+    pub experts: u32,
+}
+
+/// Where the matrices of a vector-quantised weight lie in the records of a bank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Records {
+    /// Index into [`Plan::banks`].
+    pub bank: u32,
+    /// Where the index stream begins in a record.
+    pub indices: u64,
+    /// Where the scales `f16[rows]` begin in a record.
+    pub scales: u64,
 }
 
 /// A stored tensor, or the rows of one.
@@ -267,6 +304,12 @@ pub struct Memory {
     pub thread: u64,
     /// Tokenizer and other text, measured at compile.
     pub text: u64,
+    /// The expert cache: [`Memory::expert_slots`] records.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub experts: u64,
+    /// Records that the expert cache holds.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub expert_slots: u64,
     /// The most bytes that are live in scratch at one step: no placement can be smaller.
     pub scratch_lower_bound: u64,
     /// The heuristic that gave the smallest arena.
@@ -282,7 +325,8 @@ impl Memory {
     pub const fn peak(&self) -> u64 {
         let fixed =
             self.weights.saturating_add(self.states).saturating_add(self.scratch).saturating_add(self.io);
-        fixed.saturating_add(self.thread.saturating_mul(PEAK_THREADS)).saturating_add(self.text)
+        let text = self.text.saturating_add(self.experts);
+        fixed.saturating_add(self.thread.saturating_mul(PEAK_THREADS)).saturating_add(text)
     }
 }
 

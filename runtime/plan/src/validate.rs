@@ -10,6 +10,7 @@
 //!
 //! So a hostile plan gets an error, never a fault. Deliberately absent: whether the plan computes the model (`codegen::check`).
 
+mod experts;
 mod family;
 mod space;
 mod step;
@@ -49,6 +50,8 @@ pub enum At {
     Plan,
     /// A source by index.
     Source(usize),
+    /// A bank by index.
+    Bank(usize),
     /// A weight by index.
     Weight(usize),
     /// A state by index.
@@ -71,6 +74,7 @@ impl fmt::Display for At {
         match self {
             Self::Plan => f.write_str("plan"),
             Self::Source(i) => write!(f, "source {i}"),
+            Self::Bank(i) => write!(f, "bank {i}"),
             Self::Weight(i) => write!(f, "weight {i}"),
             Self::State(i) => write!(f, "state {i}"),
             Self::Port(i) => write!(f, "port {i}"),
@@ -90,6 +94,7 @@ pub fn validate(plan: &Plan) -> Result<(), Vec<ValidateError>> {
     if report.errors.is_empty() {
         options(plan, &mut report);
         sources(plan, &mut report);
+        experts::banks(plan, &mut report);
         weights(plan, &mut report);
         states(plan, &mut report);
         ports(plan, &mut report);
@@ -139,6 +144,7 @@ fn counts(plan: &Plan, report: &mut Report) {
     report.check(At::Plan, version);
     report.check(At::Plan, most("sources", plan.sources.len(), MAX_ENTITIES));
     report.check(At::Plan, most("weights", plan.weights.len(), MAX_ENTITIES));
+    report.check(At::Plan, most("banks", plan.banks.len(), MAX_ENTITIES));
     report.check(At::Plan, most("states", plan.states.len(), MAX_ENTITIES));
     report.check(At::Plan, most("ports", plan.ports.len(), PortName::ALL.len()));
     report.check(At::Plan, most("programs", plan.programs.len(), 16));
@@ -162,6 +168,7 @@ fn options(plan: &Plan, report: &mut Report) {
         ("io", memory.io),
         ("thread", memory.thread),
         ("text", memory.text),
+        ("experts", memory.experts),
     ];
     for (name, bytes) in spaces {
         let bounded =
@@ -210,6 +217,9 @@ fn weights(plan: &Plan, report: &mut Report) {
 fn weight(plan: &Plan, i: usize) -> Checked {
     let it = &plan.weights[i];
     let dtype = it.dtype.name();
+    if let Some(records) = it.records {
+        return experts::weight(plan, it, records);
+    }
     ensure(it.dtype.is_float() || it.dtype.is_integer_weight(), || format!("{dtype} holds no weights"))?;
     for (name, n) in [("rows", it.rows), ("cols", it.cols)] {
         ensure((1..=u64::from(u32::MAX)).contains(&n), || format!("{name} = {n}, expected 1 … 2^32 − 1"))?;
@@ -218,7 +228,7 @@ fn weight(plan: &Plan, i: usize) -> Checked {
     let bank = u64::from(it.bank);
     let row =
         it.dtype.row_bytes(it.cols).ok_or_else(|| format!("{} columns are no blocks of {dtype}", it.cols))?;
-    let expected = if it.packing == Packing::Plain {
+    let expected = if matches!(it.packing, Packing::Plain | Packing::Columns) {
         it.rows.checked_mul(row).and_then(|it| it.checked_mul(bank))
     } else {
         ensure(Packing::of(it.dtype) == Some(it.packing), || {
@@ -344,6 +354,7 @@ fn programs(plan: &Plan, report: &mut Report) {
         return;
     }
     for (i, program) in plan.programs.iter().enumerate() {
+        experts::loops(plan, i, program, report);
         for (j, it) in program.steps.iter().enumerate() {
             report.check(At::Step { program: i, step: j }, step::check(plan, program, it));
             if report.is_full() {

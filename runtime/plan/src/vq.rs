@@ -227,6 +227,25 @@ impl LutLayout {
     }
 }
 
+/// Positions of a slab. Tables between steps lie slab after slab, each whole in itself, so that threads can build a row's slabs apart and
+/// apply one while it is in the cache. A multiple of every [`Tables::block`].
+pub const SLAB: usize = 32;
+
+impl LutLayout {
+    /// Where the slab that begins at position `position` lies in a row of slabs; `position` is a multiple of [`SLAB`].
+    #[must_use]
+    pub const fn slab_at(self, position: usize) -> usize {
+        position / SLAB * self.row_bytes(SLAB * VEC_DIM)
+    }
+
+    /// Bytes of a row of slabs over k inputs (a multiple of 8, below 2^50); a multiple of 64.
+    #[must_use]
+    pub const fn slabs_bytes(self, k: usize) -> usize {
+        let whole = k / VEC_DIM / SLAB * SLAB;
+        self.slab_at(whole) + self.row_bytes(k - whole * VEC_DIM)
+    }
+}
+
 /// Row `row` of a matrix with k inputs, in f64: the reference decode.
 ///
 /// `indices`: the index stream, at least to the end of the row's block; `books`: `f32[stages][entries][8]`; `scale`:

@@ -90,6 +90,7 @@ impl Random {
             writes: vec![self.operand()],
             tile,
             barrier: self.below(2) == 1,
+            window: false,
             op: self.u32(5000),
         }
     }
@@ -126,6 +127,7 @@ fn weight(name: &str, offset: u64, bytes: u64) -> Weight {
         offset,
         crc32c: 0,
         parts: vec![Part { source: 0, offset: 4096, stored: DType::Q4_1, rows: 16, transposed: false }],
+        records: None,
     }
 }
 
@@ -152,6 +154,7 @@ fn plan(programs: Vec<Program>) -> Plan {
             passes: vec!["cse".into(), "dce".into()],
         },
         sources: vec![Source { path: "m.gguf".into(), bytes: 99, header_sha256: "ab".into() }],
+        banks: vec![],
         weights: vec![weight("a", 0, 64), weight("b", 64, 30), weight("c", 128, 200)],
         states: vec![State {
             name: "k.0".into(),

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::KV_TILE;
 use crate::dtype::{DType, Math};
+use crate::vq::{Tables, VqCode};
 use crate::words::{Act, RopeStyle, Scoring, UnaryKind};
 
 /// Channels of a block of a convolution's ring: a row's half lies as `[C / 64][K − 1][64]` with a narrower last block.
@@ -28,6 +29,9 @@ pub struct Step {
     pub tile: Tile,
     /// Whether all threads meet before it.
     pub barrier: bool,
+    /// Whether it stands in a loop over experts and works on the pairs of the loop's window alone.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub window: bool,
     /// The op of the final graph that it carries out.
     pub op: u32,
 }
@@ -75,6 +79,8 @@ impl Step {
             }
             StepKind::ExpertSort { experts } => (u64::from(*experts) + u64::from(tokens) + 2) * 4,
             StepKind::ExpertLinear { gather, .. } => gathered(*gather),
+            // Running sums of a block of rows.
+            StepKind::ExpertLut { .. } => cols.saturating_mul(4),
             StepKind::ExpertGlu { gather, quant, .. } => {
                 let products = cols.saturating_mul(u64::from(GATHER_ROWS)).saturating_mul(8);
                 let row = (cols * 4).next_multiple_of(64);
@@ -281,6 +287,38 @@ pub enum StepKind {
     },
     /// reads: x, weights, order, slots.
     ExpertSum,
+    /// reads: x, codebooks (a bank of stages, transposed). writes: the tables, in slabs.
+    LutBuild {
+        /// The code of the matrices that the tables multiply.
+        code: VqCode,
+        /// The arithmetic.
+        tables: Tables,
+    },
+    /// reads: tables, bank of records, order, groups.
+    ExpertLut {
+        /// Whether the tables have a row a token; else a row a pair.
+        gather: bool,
+    },
+    /// reads: ids. Starts reading the records of the experts that are wanted first.
+    ExpertPrefetch {
+        /// Index into [`Plan::banks`](super::Plan::banks).
+        bank: u32,
+    },
+    /// reads: groups. Begins a loop: takes as many of the experts that are left as the cache holds, and waits until they are there. The
+    /// steps up to and including [`StepKind::ExpertRelease`] follow.
+    ExpertWindow {
+        /// Index into [`Plan::banks`](super::Plan::banks).
+        bank: u32,
+        /// Steps of the loop after this one, the release included.
+        body: u32,
+    },
+    /// reads: groups. Ends the loop: lets the window's records go, and goes back to the window if experts are left.
+    ExpertRelease {
+        /// Index into [`Plan::banks`](super::Plan::banks).
+        bank: u32,
+        /// Steps back to the window.
+        body: u32,
+    },
 }
 
 /// Parameters of [`Act::Situ`]: beta · tanh(g / beta) · sigmoid(g) · (linear > 0 ? linear · tanh(u / linear) : u).
@@ -304,6 +342,11 @@ impl Situ {
     pub fn is_neutral(&self) -> bool {
         *self == Self::default()
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+const fn is_false(it: &bool) -> bool {
+    !*it
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
@@ -419,7 +462,18 @@ impl StepKind {
             Self::ExpertLinear { .. } => "expert_linear",
             Self::ExpertGlu { .. } => "expert_glu",
             Self::ExpertSum => "expert_sum",
+            Self::LutBuild { .. } => "lut_build",
+            Self::ExpertLut { .. } => "expert_lut",
+            Self::ExpertPrefetch { .. } => "expert_prefetch",
+            Self::ExpertWindow { .. } => "expert_window",
+            Self::ExpertRelease { .. } => "expert_release",
         }
+    }
+
+    /// Whether it only moves expert records: no arithmetic, no results.
+    #[must_use]
+    pub const fn moves_experts(&self) -> bool {
+        matches!(self, Self::ExpertPrefetch { .. } | Self::ExpertWindow { .. } | Self::ExpertRelease { .. })
     }
 
     /// Whether its last write is a state: all other writes are activations.
@@ -433,6 +487,7 @@ impl StepKind {
     pub const fn n_writes(&self) -> usize {
         match self {
             Self::ExpertSort { .. } => 3,
+            Self::ExpertPrefetch { .. } | Self::ExpertWindow { .. } | Self::ExpertRelease { .. } => 0,
             Self::ShortConv { .. } | Self::KdaStep | Self::RouteTopK { .. } => 2,
             _ => 1,
         }

@@ -5,7 +5,7 @@ use std::fmt;
 use super::lex::{Line, Parsed};
 use crate::schema::{Situ, StepKind};
 use crate::words::{Act, RopeStyle, Scoring, UnaryKind};
-use crate::{DType, Math};
+use crate::{DType, Math, Tables, VqCode};
 
 /// Prints the attributes of a kind as ` {name=value, flag}`, or nothing if it has none to print.
 pub(super) struct KindText<'a>(pub(super) &'a StepKind);
@@ -104,6 +104,16 @@ fn attrs(kind: &StepKind) -> Attrs {
             push_situ(&mut out, *situ);
             push_quant(&mut out, *quant);
             push_flag(&mut out, "gather", *gather);
+        }
+        StepKind::LutBuild { code, tables } => {
+            set("code", code.name().into());
+            set("tables", tables.name().into());
+        }
+        StepKind::ExpertLut { gather } => push_flag(&mut out, "gather", *gather),
+        StepKind::ExpertPrefetch { bank } => set("bank", bank.to_string()),
+        StepKind::ExpertWindow { bank, body } | StepKind::ExpertRelease { bank, body } => {
+            set("bank", bank.to_string());
+            set("body", body.to_string());
         }
         StepKind::Embed
         | StepKind::Add
@@ -233,6 +243,16 @@ fn family(name: &str, it: &mut Braces<'_, '_>) -> Parsed<StepKind> {
             gather: it.takes("gather"),
         },
         "expert_sum" => StepKind::ExpertSum,
+        "lut_build" => {
+            it.attr("code")?;
+            let code = it.line.named("code", VqCode::from_name)?;
+            it.attr("tables")?;
+            StepKind::LutBuild { code, tables: it.line.named("tables", Tables::from_name)? }
+        }
+        "expert_lut" => StepKind::ExpertLut { gather: it.takes("gather") },
+        "expert_prefetch" => StepKind::ExpertPrefetch { bank: it.int("bank")? },
+        "expert_window" => StepKind::ExpertWindow { bank: it.int("bank")?, body: it.int("body")? },
+        "expert_release" => StepKind::ExpertRelease { bank: it.int("bank")?, body: it.int("body")? },
         _ => return Err(it.line.error(format!("unknown step kind '{name}'"))),
     })
 }

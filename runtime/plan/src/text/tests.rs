@@ -4,7 +4,7 @@
 use super::{parse, print};
 use crate::schema::*;
 use crate::words::{Act, RopeStyle, Scoring, UnaryKind};
-use crate::{DType, Math, Packing};
+use crate::{DType, Math, Packing, Tables, VqCode};
 
 const TINY: &str = include_str!("../../testdata/tiny.plan.txt");
 
@@ -84,7 +84,7 @@ impl Draw {
         let quant = if self.flag() { Some(self.pick(&Math::ALL)) } else { None };
         let situ =
             if act == Act::Situ { Situ { beta: self.f32(), linear: self.f32() } } else { Situ::default() };
-        match self.below(34) {
+        match self.below(39) {
             0 => StepKind::Embed,
             1 => StepKind::QuantAct { math: self.pick(&Math::ALL) },
             2 => StepKind::Linear { act, bias, residual },
@@ -125,6 +125,11 @@ impl Draw {
             30 => StepKind::ExpertLinear { act, gather: bias },
             31 => StepKind::ExpertGlu { act, situ, quant, gather: bias },
             32 => StepKind::ExpertSum,
+            33 => StepKind::LutBuild { code: self.pick(VqCode::ALL), tables: self.pick(Tables::ALL) },
+            34 => StepKind::ExpertLut { gather: bias },
+            35 => StepKind::ExpertPrefetch { bank: self.u32() },
+            36 => StepKind::ExpertWindow { bank: self.u32(), body: self.u32() },
+            37 => StepKind::ExpertRelease { bank: self.u32(), body: self.u32() },
             _ => StepKind::Unary { kind: self.pick(UnaryKind::ALL) },
         }
     }
@@ -136,6 +141,7 @@ impl Draw {
             writes: self.many(2, Self::operand),
             tile: Tile { rows: self.u32(), cols: self.u32() },
             barrier: self.flag(),
+            window: self.flag(),
             op: self.u32(),
         }
     }
@@ -158,6 +164,11 @@ impl Draw {
                 rows: it.u64(),
                 transposed: it.flag(),
             }),
+            records: if self.flag() {
+                Some(Records { bank: self.u32(), indices: self.u64(), scales: self.u64() })
+            } else {
+                None
+            },
         }
     }
 
@@ -169,6 +180,8 @@ impl Draw {
             io: self.u64(),
             thread: self.u64(),
             text: self.u64(),
+            experts: self.u64(),
+            expert_slots: self.u64().max(1),
             scratch_lower_bound: self.u64(),
             placement: self.string(),
         }
@@ -200,6 +213,13 @@ impl Draw {
                 path: it.string(),
                 bytes: it.u64(),
                 header_sha256: it.string(),
+            }),
+            banks: self.many(2, |it| Bank {
+                layer: it.u32(),
+                source: it.u32(),
+                offset: it.u64(),
+                bytes: it.u64(),
+                experts: it.u32(),
             }),
             weights: self.many(3, Self::weight),
             states: self.many(2, |it| State {

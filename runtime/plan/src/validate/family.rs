@@ -190,6 +190,30 @@ impl Operands<'_> {
                 let rows = self.pairs((3, 4), gate.bank, *gather)?;
                 self.result(produced(*quant)?, rows, gate.rows)
             }
+            StepKind::LutBuild { code, tables } => {
+                let (x, books) = (self.f32(0)?, self.weight(1)?);
+                let found = (books.dtype, u64::from(books.bank), books.rows, books.cols);
+                let expected =
+                    (DType::F32, code.stages() as u64, code.entries() as u64, crate::vq::VEC_DIM as u64);
+                ensure(found == expected && books.packing == Packing::Columns, || {
+                    format!("read 1 holds no codebooks of {}", code.name())
+                })?;
+                self.result(DType::Lut(*code, *tables), x.rows, x.cols.into())
+            }
+            StepKind::ExpertLut { gather } => {
+                let (lut, bank) = (&self.step.reads[0], self.weight(1)?);
+                let code = lut.dtype.lut().map(|it| it.code);
+                let is_strided = matches!(lut.place, Place::Scratch(_));
+                ensure(is_strided && code.is_some() && code == bank.dtype.vq(), || {
+                    format!("{} times {}", lut.dtype.name(), bank.dtype.name())
+                })?;
+                ensure(bank.records.is_some(), || "read 1 is no bank of records".into())?;
+                ensure(u64::from(lut.cols) == bank.cols, || {
+                    format!("{} columns times matrices of {}", lut.cols, bank.cols)
+                })?;
+                let rows = self.pairs((2, 3), bank.bank, *gather)?;
+                self.result(DType::F32, rows, bank.rows)
+            }
             StepKind::ExpertSum => {
                 let (x, weights) = (self.f32(0)?, self.f32(1)?);
                 let (order, slots) = (self.order(2)?, self.order(3)?);
@@ -236,7 +260,7 @@ impl Operands<'_> {
     }
 }
 
-fn strided(it: &Operand, dtype: DType, rows: Rows, cols: u32) -> Checked {
+pub(super) fn strided(it: &Operand, dtype: DType, rows: Rows, cols: u32) -> Checked {
     let is_strided = matches!(it.place, Place::Scratch(_) | Place::Io(_));
     ensure(is_strided && (it.dtype, it.rows, it.cols) == (dtype, rows, cols), || {
         format!(

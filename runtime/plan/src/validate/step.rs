@@ -1,10 +1,11 @@
 //! What each step kind takes: number, dtypes and shapes of operands, tiles, and what may lie over what.
 
-use super::{Checked, ensure, space};
+use super::{Checked, ensure, experts, space};
 use crate::overlap::Runs;
 use crate::schema::{
     Operand, Place, Plan, PortName, Program, RING_COLS, Rows, State, StateKind, Step, StepKind, Weight,
 };
+use crate::vq::{ROW_BLOCK, SLAB, VEC_DIM};
 use crate::{DType, FX_GROUP, LANES, Math, Packing};
 
 /// Checks one step of `program`.
@@ -20,6 +21,9 @@ pub(super) fn check(plan: &Plan, program: &Program, step: &Step) -> Checked {
         let (name, reads, writes) = (step.kind.name(), step.reads.len(), step.writes.len());
         format!("{name} with {reads} reads and {writes} writes, expected {n_reads} and {n_writes}")
     })?;
+    if step.kind.moves_experts() {
+        return experts::moves(plan, step).map_err(|what| format!("{}: {what}", step.kind.name()));
+    }
     let it = Operands { plan, step, y: &step.writes[0] };
     it.kind().map_err(|what| format!("{}: {what}", step.kind.name()))?;
     it.tile()?;
@@ -33,6 +37,9 @@ const fn n_reads(kind: &StepKind) -> usize {
         | StepKind::Argmax
         | StepKind::FiniteCheck
         | StepKind::L2Norm { .. }
+        | StepKind::ExpertPrefetch { .. }
+        | StepKind::ExpertWindow { .. }
+        | StepKind::ExpertRelease { .. }
         | StepKind::ExpertSort { .. } => 1,
         StepKind::Embed
         | StepKind::Add
@@ -44,12 +51,16 @@ const fn n_reads(kind: &StepKind) -> usize {
         | StepKind::Concat
         | StepKind::HeadLinear
         | StepKind::HeadLinearT
+        | StepKind::LutBuild { .. }
         | StepKind::ExpertGather => 2,
         StepKind::LinearGlu { .. }
         | StepKind::KvAppend
         | StepKind::KdaGate { .. }
         | StepKind::GatedRmsNorm { .. } => 3,
-        StepKind::ShortConv { .. } | StepKind::ExpertLinear { .. } | StepKind::ExpertSum => 4,
+        StepKind::ShortConv { .. }
+        | StepKind::ExpertLinear { .. }
+        | StepKind::ExpertLut { .. }
+        | StepKind::ExpertSum => 4,
         StepKind::Attention { .. } | StepKind::ExpertGlu { .. } => 5,
         StepKind::KdaStep => 7,
         StepKind::LatentAttention { rope, .. } => 4 + *rope as usize,
@@ -288,6 +299,8 @@ impl<'p> Operands<'p> {
             | StepKind::ExpertGlu { quant: None, .. }
             | StepKind::HeadLinear => LANES as u32,
             StepKind::ShortConv { .. } => RING_COLS,
+            StepKind::LutBuild { .. } => (SLAB * VEC_DIM) as u32,
+            StepKind::ExpertLut { .. } => ROW_BLOCK as u32,
             StepKind::L2Norm { dim, .. } => *dim,
             StepKind::KdaGate { .. } => self.step.reads[0].cols / self.step.reads[1].cols,
             StepKind::GatedRmsNorm { .. } => self.step.reads[2].cols,
@@ -314,6 +327,9 @@ impl<'p> Operands<'p> {
             | StepKind::ExpertSort { .. }
             | StepKind::ExpertGather
             | StepKind::ExpertSum => all,
+            StepKind::ExpertPrefetch { .. } | StepKind::ExpertWindow { .. } | StepKind::ExpertRelease { .. } => {
+                unreachable!("they have no results")
+            }
         };
         ensure(
             tile.rows > 0 && (tile.cols >= all || (tile.cols > 0 && tile.cols.is_multiple_of(unit))),

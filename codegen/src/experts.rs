@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use waste_ir::{Graph, Op, OpId, ValueId};
 use waste_plan::ids::EntityRef;
-use waste_plan::schema::StepKind;
+use waste_plan::schema::{Bank, Program, StepKind};
 
 use crate::lower::OpenStep;
 use crate::memory::{MemoryMap, PlanIds};
@@ -89,4 +89,34 @@ impl<'a> ExpertRecords<'a> {
 /// A step that moves records, by what `value` says.
 fn edge(map: &MemoryMap<'_>, kind: StepKind, value: ValueId, op: OpId) -> OpenStep {
     OpenStep { kind, reads: vec![map.loc(value)], writes: vec![], window: false, op }
+}
+
+/// Bytes of a slot of the expert cache: the largest record, with room for blocks that a direct read begins and ends in.
+#[must_use]
+pub fn slot_bytes(banks: &[Bank]) -> u64 {
+    let bytes = |it: &Bank| {
+        let is_aligned = it.offset.is_multiple_of(DIRECT) && it.bytes.is_multiple_of(DIRECT);
+        let room = if is_aligned { 0 } else { DIRECT };
+        it.bytes.saturating_add(room).checked_next_multiple_of(DIRECT).unwrap_or(u64::MAX)
+    };
+    banks.iter().map(bytes).max().unwrap_or(0)
+}
+
+/// Blocks in which files are read past the page cache.
+const DIRECT: u64 = 4096;
+
+/// Most experts of one token.
+#[must_use]
+pub fn top_k(programs: &[Program]) -> u64 {
+    let steps = programs.iter().flat_map(|it| &it.steps);
+    let chosen = steps.filter(|it| matches!(it.kind, StepKind::ExpertPrefetch { .. }));
+    chosen.filter_map(|it| it.reads.first()).map(|it| u64::from(it.cols)).max().unwrap_or(1)
+}
+
+/// Records of a cache that serves well: twice those of a token in one layer, and three times those of a token in all layers; at
+/// most all there are.
+#[must_use]
+pub fn recommended_slots(banks: &[Bank], top_k: u64) -> u64 {
+    let all = banks.iter().map(|it| u64::from(it.experts)).sum();
+    (2 * top_k).saturating_add(top_k.saturating_mul(3 * banks.len() as u64)).min(all)
 }

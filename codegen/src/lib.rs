@@ -24,4 +24,5 @@ mod planner;
 mod tile;
 mod weights;
 
-pub use planner::{PlanError, PlanRequest, plan, slot_bytes};
+pub use experts::{recommended_slots, slot_bytes, top_k};
+pub use planner::{PlanError, PlanRequest, plan};

@@ -9,6 +9,7 @@ use waste_plan::schema::{
 };
 
 use crate::barriers::place_barriers;
+use crate::experts::{recommended_slots, slot_bytes, top_k};
 use crate::liveness::{liveness, lower_bound};
 use crate::lower::{Lowered, lower};
 use crate::memory::PlanIds;
@@ -30,8 +31,8 @@ pub struct PlanRequest {
     pub text_bytes: u64,
     /// Ids that end a generation.
     pub stop_ids: Vec<u32>,
-    /// Records that the expert cache holds; 0 for a model without records.
-    pub expert_slots: u64,
+    /// Records that the expert cache holds; `None`: what [`recommended_slots`] says.
+    pub expert_slots: Option<u64>,
 }
 
 /// Why a graph cannot be planned.
@@ -126,8 +127,6 @@ pub fn plan(verified: &Verified<'_>, request: &PlanRequest) -> Result<Plan, Plan
         states: end(states.iter().map(|it| (it.offset, it.bytes))),
         io: end(ports.iter().map(|it| (it.offset, u64::from(it.rows) * u64::from(it.cols) * 4))),
         text: request.text_bytes,
-        experts: request.expert_slots.saturating_mul(slot_bytes(&banks)),
-        expert_slots: request.expert_slots,
         placement: "empty".into(),
         ..Memory::default()
     };
@@ -135,6 +134,11 @@ pub fn plan(verified: &Verified<'_>, request: &PlanRequest) -> Result<Plan, Plan
     for graph in module.graphs.values() {
         let lowered = lower(module, graph, &ids, &ports)?;
         programs.push(plan_program(&lowered, graph.name.clone(), &mut memory));
+    }
+    if !banks.is_empty() {
+        let recommended = recommended_slots(&banks, top_k(&programs));
+        memory.expert_slots = request.expert_slots.unwrap_or(recommended).max(1);
+        memory.experts = memory.expert_slots.saturating_mul(slot_bytes(&banks));
     }
     Ok(Plan {
         version: VERSION,
@@ -174,20 +178,6 @@ fn plan_program(lowered: &Lowered<'_>, name: String, memory: &mut Memory) -> Pro
     memory.thread = steps.iter().map(|it| it.thread_bytes(tokens, want)).fold(memory.thread, u64::max);
     Program { name, tokens, want, steps }
 }
-
-/// Bytes of a slot of the expert cache: the largest record, with room for blocks that a direct read begins and ends in.
-#[must_use]
-pub fn slot_bytes(banks: &[Bank]) -> u64 {
-    let bytes = |it: &Bank| {
-        let is_aligned = it.offset.is_multiple_of(DIRECT) && it.bytes.is_multiple_of(DIRECT);
-        let room = if is_aligned { 0 } else { DIRECT };
-        it.bytes.saturating_add(room).checked_next_multiple_of(DIRECT).unwrap_or(u64::MAX)
-    };
-    banks.iter().map(bytes).max().unwrap_or(0)
-}
-
-/// Blocks in which files are read past the page cache.
-const DIRECT: u64 = 4096;
 
 fn end(ranges: impl Iterator<Item = (u64, u64)>) -> u64 {
     ranges.map(|(offset, bytes)| (offset + bytes).next_multiple_of(64)).max().unwrap_or(0)

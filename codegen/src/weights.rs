@@ -47,14 +47,15 @@ pub(crate) fn plan_weights(module: &Module) -> Result<PlanWeights, PlanError> {
     Ok(PlanWeights { weights, banks, index, bank_of })
 }
 
-/// The bank of records at this place, made if it is new. Until the compiler has read a record's header, a bank's layer is its index.
+/// The bank of records at this place, made if it is new. Until the compiler has read a record's header, a bank's layer is its index
+/// and its first codebook 0.
 fn bank_index(banks: &mut Vec<Bank>, (source, offset, bytes): (usize, u64, u64), experts: u32) -> u32 {
     let source = u32::try_from(source).expect("source ids are u32");
     let place = |it: &Bank| (it.source, it.offset, it.bytes);
     let found = banks.iter().position(|it| place(it) == (source, offset, bytes));
     let at = found.unwrap_or_else(|| {
         let layer = u32::try_from(banks.len()).expect("few layers");
-        banks.push(Bank { layer, source, offset, bytes, experts });
+        banks.push(Bank { layer, source, offset, bytes, experts, codebooks: 0 });
         banks.len() - 1
     });
     u32::try_from(at).expect("few layers")

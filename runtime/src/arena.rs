@@ -301,6 +301,11 @@ impl Spaces {
         unsafe { std::slice::from_raw_parts_mut(at, range.len()) }
     }
 
+    /// Bytes `range` of one row of lookup tables, writable: whole slabs of one tile.
+    pub(crate) fn lut_bytes_mut(&self, operand: &Operand, row: usize, range: Range<usize>) -> &mut [u8] {
+        self.fx_bytes_mut(operand, row, range)
+    }
+
     /// Elements `range` of a state.
     pub(crate) fn state<T: CacheElem>(&self, id: u32, range: Range<usize>) -> &[T] {
         let (ptr, n) = self.state_at::<T>(id, &range);

@@ -136,7 +136,7 @@ fn bench(
 ) -> Result<Record, CliError> {
     let chunk = chunk(loaded.plan(), &args.limits);
     let has_peak = sys::reset_peak_rss();
-    let (mut session, setup) = open::session(loaded, machine, args.limits.max_mem, cx)?;
+    let (mut session, setup) = open::session(loaded, machine, &args.limits, cx)?;
     let mut run = Run::new(&mut session, test, chunk)?;
     run.once()?;
     let nanos = (0..args.repetitions).map(|_| run.once()).collect::<Result<_, _>>()?;

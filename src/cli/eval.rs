@@ -88,7 +88,7 @@ fn write_logits(args: &EvalArgs, tokens: &Path, out: &Path, cx: &Cx) -> Result<(
     let ids = parse_ids(&read_text(tokens)?).map_err(|err| CliError::Input(format!("{name}: {err}")))?;
     let positions = u32::try_from(ids.len()).map_err(|_| CliError::Input(format!("{name}: too many ids")))?;
     let loaded = load(args, Some(positions), cx)?;
-    let (mut session, _) = open::session(&loaded, &args.machine, args.limits.max_mem, cx)?;
+    let (mut session, _) = open::session(&loaded, &args.machine, &args.limits, cx)?;
     let io = |err: std::io::Error| CliError::io(out, &err);
 
     let cols = loaded.plan().model.vocab as usize;
@@ -113,7 +113,7 @@ fn score_text(args: &EvalArgs, file: &Path, cx: &Cx) -> Result<(), CliError> {
     let windows = windows(&ids, args.window, loaded.plan())?;
     let nothing = || CliError::Input(format!("{}: nothing to predict in {} ids", file.display(), ids.len()));
     let windows = windows.ok_or_else(nothing)?;
-    let (mut session, setup) = open::session(&loaded, &args.machine, args.limits.max_mem, cx)?;
+    let (mut session, setup) = open::session(&loaded, &args.machine, &args.limits, cx)?;
 
     let progress = cx.progress("scoring", args.quiet);
     let started = Instant::now();

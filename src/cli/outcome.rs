@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use waste::formats::grouped;
 use waste::generate::{Continuation, Generation, Pace, Prompt, StopReason};
 use waste_plan::schema::Plan;
-use waste_runtime::{Counters, needed_bytes, sys};
+use waste_runtime::{Counters, needed_bytes_with, sys};
 
 use super::exec::stop_note;
 use super::open::Setup;
@@ -44,7 +44,7 @@ impl Outcome<'_> {
             },
             "counters": self.counters_json(),
             "memory": {
-                "needed_bytes": needed_bytes(self.plan, self.setup.options.threads),
+                "needed_bytes": needed_bytes_with(self.plan, self.setup.options.threads, self.setup.options.experts.slots),
                 "stated_peak_bytes": self.plan.memory.peak(),
                 "peak_rss_bytes": sys::peak_rss(),
             },
@@ -87,7 +87,7 @@ impl Outcome<'_> {
             "cpu:{}; {}; memory {} MiB; seed {}",
             self.setup.isa.name(),
             self.setup.threads,
-            grouped(needed_bytes(self.plan, self.setup.options.threads) >> 20),
+            grouped(needed_bytes_with(self.plan, self.setup.options.threads, self.setup.options.experts.slots) >> 20),
             self.seed,
         ));
         lines

@@ -11,6 +11,7 @@ pub mod file;
 pub mod ids;
 pub mod overlap;
 pub mod pack;
+pub mod record;
 pub mod schema;
 pub mod text;
 pub mod validate;

@@ -176,6 +176,8 @@ pub struct Bank {
     pub bytes: u64,
     /// How many experts there are.
     pub experts: u32,
+    /// The first codebook of the layer, as records must name it.
+    pub codebooks: u32,
 }
 
 /// Where the matrices of a vector-quantised weight lie in the records of a bank.

@@ -98,7 +98,7 @@ impl Exec<'_> {
     }
 
     /// The row of x that pair `p` reads: its token's, or its own.
-    fn source_row(&self, order: &Operand, x: &Operand, p: usize, gather: bool) -> usize {
+    pub(super) fn source_row(&self, order: &Operand, x: &Operand, p: usize, gather: bool) -> usize {
         if !gather {
             return p;
         }
@@ -108,7 +108,7 @@ impl Exec<'_> {
     }
 
     /// The expert and the pairs of group `index`, if it has any.
-    fn group(
+    pub(super) fn group(
         &self,
         groups: &Operand,
         index: usize,

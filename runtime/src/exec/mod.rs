@@ -9,16 +9,19 @@ mod attention;
 mod experts;
 mod latent;
 mod linear;
+mod lut;
 mod recurrent;
 mod rows;
 
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 
 use waste_kernels::KernelTable;
 use waste_plan::schema::{Place, Situ, Step, StepKind};
 use waste_plan::{Act, DType, UnaryKind};
 
 use crate::arena::{Call, Spaces};
+use crate::stream::ExpertSource;
 pub(crate) use attention::CacheShape;
 pub(crate) use linear::missing_kernels;
 
@@ -29,6 +32,9 @@ pub(crate) struct Exec<'a> {
     pub(crate) call: Call,
     /// The accepted half of each row's recurrent states, 0 or 1.
     pub(crate) halves: &'a [usize],
+    /// Where experts come from, if the plan has any in files.
+    pub(crate) experts: Option<&'a ExpertSource>,
+    pub(crate) cancel: &'a AtomicBool,
 }
 
 /// A tile: rows and columns of a step's first result.
@@ -48,7 +54,7 @@ fn extent(step: &Step, call: Call) -> (usize, usize) {
             let heads = heads(step, call);
             (rows / heads, heads * cols)
         }
-        StepKind::ExpertLinear { .. } | StepKind::ExpertGlu { .. } => {
+        StepKind::ExpertLinear { .. } | StepKind::ExpertGlu { .. } | StepKind::ExpertLut { .. } => {
             (rows.min(experts::n_experts(step, call)), cols)
         }
         _ => (rows, cols),
@@ -77,25 +83,44 @@ fn runs(rows: &[i32], range: Range<usize>, most: usize) -> impl Iterator<Item = 
     })
 }
 
-/// The number of tiles of `step` in a call.
-pub(crate) fn n_tiles(step: &Step, call: Call) -> usize {
-    let (rows, cols) = extent(step, call);
-    rows.div_ceil(step.tile.rows as usize) * cols.div_ceil(step.tile.cols as usize)
-}
+impl Exec<'_> {
+    /// The rows that tiles of `step` cover in this call, and the columns: of a step in a loop over experts those of the window.
+    fn covered(&self, step: &Step) -> (Range<usize>, usize) {
+        let (rows, cols) = extent(step, self.call);
+        let window = self.experts.filter(|_| step.window).map(|it| it.window());
+        match (&step.kind, window) {
+            (_, None) => (0..rows, cols),
+            (StepKind::ExpertLut { .. }, Some(it)) => (it.groups, cols),
+            (_, Some(it)) => (it.pairs, cols),
+        }
+    }
 
-/// Tile `index` of `step`: columns vary fastest, so that tiles which follow each other share activations.
-fn part(step: &Step, call: Call, index: usize) -> Part {
-    let (rows, cols) = extent(step, call);
-    let (tile_rows, tile_cols) = (step.tile.rows as usize, step.tile.cols as usize);
-    let across = cols.div_ceil(tile_cols);
-    let (row, col) = (index / across * tile_rows, index % across * tile_cols);
-    Part { rows: row..(row + tile_rows).min(rows), cols: col..(col + tile_cols).min(cols) }
+    /// The number of tiles of `step` in this call.
+    pub(crate) fn n_tiles(&self, step: &Step) -> usize {
+        if step.kind.moves_experts() {
+            return 1;
+        }
+        let (rows, cols) = self.covered(step);
+        rows.len().div_ceil(step.tile.rows as usize) * cols.div_ceil(step.tile.cols as usize)
+    }
+
+    /// Tile `index` of `step`: columns vary fastest, so that tiles which follow each other share activations.
+    fn part(&self, step: &Step, index: usize) -> Part {
+        let (rows, cols) = self.covered(step);
+        let (tile_rows, tile_cols) = (step.tile.rows as usize, step.tile.cols as usize);
+        let across = cols.div_ceil(tile_cols);
+        let (row, col) = (rows.start + index / across * tile_rows, index % across * tile_cols);
+        Part { rows: row..(row + tile_rows).min(rows.end), cols: col..(col + tile_cols).min(cols) }
+    }
 }
 
 impl Exec<'_> {
     /// Carries out tile `index` of `step`.
     pub(crate) fn tile(&self, step: &Step, index: usize, scratch: &mut [f32]) {
-        let part = part(step, self.call, index);
+        if step.kind.moves_experts() {
+            return self.move_experts(step);
+        }
+        let part = self.part(step, index);
         match &step.kind {
             StepKind::Embed => self.embed(step, part),
             StepKind::QuantAct { .. } => self.quant_act(step, part),
@@ -148,6 +173,11 @@ impl Exec<'_> {
                 self.expert_glu(step, &part, (*act, *situ, quant.is_some(), *gather), scratch);
             }
             StepKind::ExpertSum => self.expert_sum(step, part),
+            StepKind::LutBuild { code, tables } => self.lut_build(step, &part, (*code, *tables)),
+            StepKind::ExpertLut { gather } => self.expert_lut(step, &part, *gather, scratch),
+            StepKind::ExpertPrefetch { .. } | StepKind::ExpertWindow { .. } | StepKind::ExpertRelease { .. } => {
+                unreachable!("handled above")
+            }
         }
     }
 

@@ -248,12 +248,13 @@ fn weight(line: &mut Line<'_>) -> Parsed<Weight> {
 }
 
 fn bank(line: &mut Line<'_>) -> Parsed<Bank> {
-    let layer = line.int_of("layer")?;
+    let (layer, codebooks) = (line.int_of("layer")?, line.int_of("codebooks")?);
     line.mark('=')?;
     line.mark('@')?;
     let source = line.int()?;
     let offset = bracketed(line)?;
-    Ok(Bank { layer, source, offset, experts: line.int_of("experts")?, bytes: line.int_of("bytes")? })
+    let (experts, bytes) = (line.int_of("experts")?, line.int_of("bytes")?);
+    Ok(Bank { layer, source, offset, bytes, experts, codebooks })
 }
 
 /// `b0[indices, scales]`.

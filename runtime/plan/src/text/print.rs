@@ -15,8 +15,9 @@ impl fmt::Display for PlanText<'_> {
             writeln!(f, "source @{i} {:?} bytes {} sha256 {:?}", it.path, it.bytes, it.header_sha256)?;
         }
         for (i, it) in self.0.banks.iter().enumerate() {
-            let Bank { layer, source, offset, bytes, experts } = it;
-            writeln!(f, "bank b{i} layer {layer} = @{source}[{offset:#x}] experts {experts} bytes {bytes}")?;
+            let Bank { layer, source, offset, bytes, experts, codebooks } = it;
+            write!(f, "bank b{i} layer {layer} codebooks {codebooks} = @{source}[{offset:#x}]")?;
+            writeln!(f, " experts {experts} bytes {bytes}")?;
         }
         for (i, it) in self.0.weights.iter().enumerate() {
             weight(i, it, f)?;

@@ -220,6 +220,7 @@ impl Draw {
                 offset: it.u64(),
                 bytes: it.u64(),
                 experts: it.u32(),
+                codebooks: it.u32(),
             }),
             weights: self.many(3, Self::weight),
             states: self.many(2, |it| State {

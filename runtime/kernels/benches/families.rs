@@ -1,4 +1,5 @@
-//! Speed of the rows around the linears on one thread: `cargo bench -p waste-kernels --bench families`.
+//! Speed of the rows around the linears on one thread: `cargo bench -p waste-kernels --bench families`,
+//! `… -- kda conv` for the lines that name one of these.
 //!
 //! Shapes are those of a small model (hidden 576, inner 1536, heads of 64); clock and samples as in `linear`.
 #![allow(clippy::print_stdout, reason = "a bench prints its figures")]
@@ -28,6 +29,10 @@ fn main() {
 
 /// One line: `elems` elements (or multiply-adds) a call.
 fn report(tier: &str, name: &str, elems: usize, once: impl FnMut()) {
+    let mut wanted = std::env::args().skip(1).filter(|it| !it.starts_with("--")).peekable();
+    if wanted.peek().is_some() && !wanted.any(|it| name.contains(&it)) {
+        return;
+    }
     let Times { best, median, spread } = time(once);
     let rate = elems as f64 / best * 1e-9;
     println!(

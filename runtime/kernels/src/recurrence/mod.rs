@@ -40,8 +40,8 @@ pub(crate) mod portable;
 
 use crate::view::{RowsF32, TileMut};
 
-/// Columns of a block of the state: 128 rows of them stay in L1 over all tokens, and four registers of sums hide the
-/// latency of fma.
+/// Columns of a block of the state. Measured on 128 rows: both halves of a block fit L1, which 64 columns do not, and
+/// four registers of sums hide the latency of fma, which two do not.
 pub const STATE_COLS: usize = 32;
 
 /// The operands of a step.

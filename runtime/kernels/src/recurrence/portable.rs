@@ -14,15 +14,14 @@ pub(crate) fn short_conv(
     next: &mut [f32],
     y: &mut TileMut<'_>,
 ) {
-    let history = History::new(x, w, taps, ring, y);
+    let history = History::new(x, w, taps, ring, next, y);
     let mut at = 0;
     while at < x.cols() {
         at += match x.cols() - at {
-            LANES.. => some_channels::<LANES>(&history, w, taps, at, y),
-            _ => some_channels::<1>(&history, w, taps, at, y),
+            LANES.. => some_channels::<LANES>(&history, w, taps, at, next, y),
+            _ => some_channels::<1>(&history, w, taps, at, next, y),
         };
     }
-    history.keep(next);
 }
 
 /// `C` channels from `at` on, all tokens; returns `C`.
@@ -32,6 +31,7 @@ pub(crate) fn some_channels<const C: usize>(
     w: &[f32],
     taps: usize,
     at: usize,
+    next: &mut [f32],
     y: &mut TileMut<'_>,
 ) -> usize {
     for t in 0..y.rows() {
@@ -43,6 +43,9 @@ pub(crate) fn some_channels<const C: usize>(
             }
         }
         y.row_mut(t)[at..][..C].copy_from_slice(&sum);
+    }
+    for (i, next) in next.chunks_exact_mut(history.channels()).enumerate() {
+        next[at..][..C].copy_from_slice(&history.row(y.rows() + i)[at..][..C]);
     }
     C
 }
@@ -59,7 +62,14 @@ pub(crate) struct History<'a> {
 impl<'a> History<'a> {
     /// Asserts that the operands of a convolution fit.
     #[inline(always)]
-    pub(crate) fn new(x: &'a RowsF32<'a>, w: &[f32], taps: usize, ring: &'a [f32], y: &TileMut<'_>) -> Self {
+    pub(crate) fn new(
+        x: &'a RowsF32<'a>,
+        w: &[f32],
+        taps: usize,
+        ring: &'a [f32],
+        next: &[f32],
+        y: &TileMut<'_>,
+    ) -> Self {
         assert!(
             taps > 0 && w.len() == taps * x.cols(),
             "{taps} taps of {} channels in {}",
@@ -67,7 +77,7 @@ impl<'a> History<'a> {
             w.len()
         );
         assert_eq!((y.rows(), y.cols()), (x.rows(), x.cols()), "an output for every input");
-        assert_eq!(ring.len(), (taps - 1) * x.cols(), "a ring of {} inputs", taps - 1);
+        assert_eq!([ring.len(), next.len()], [(taps - 1) * x.cols(); 2], "rings of {} inputs", taps - 1);
         Self { x, ring, past: taps - 1 }
     }
 
@@ -78,14 +88,10 @@ impl<'a> History<'a> {
         if i < self.past { &self.ring[i * c..][..c] } else { self.x.row(i - self.past) }
     }
 
-    /// Writes the ring of the run's end.
+    /// Elements of a row.
     #[inline(always)]
-    pub(crate) fn keep(&self, next: &mut [f32]) {
-        let c = self.x.cols();
-        assert_eq!(next.len(), self.ring.len(), "the next ring");
-        for i in 0..self.past {
-            next[i * c..][..c].copy_from_slice(self.row(self.x.rows() + i));
-        }
+    pub(crate) fn channels(&self) -> usize {
+        self.x.cols()
     }
 }
 
@@ -163,19 +169,17 @@ pub(crate) fn some_columns<const C: usize>(
         let (q, k, decay) = (tokens.q.row(t), tokens.k.row(t), tokens.decay.row(t));
         let mut u = [0.0f32; C];
         for ((s, decay), k) in to.chunks_exact_mut(c).zip(decay).zip(k) {
-            for (s, u) in columns::<C>(s, at).iter_mut().zip(&mut u) {
-                *s *= decay;
-                *u = k.mul_add(*s, *u);
-            }
+            let s: &mut [f32; C] = columns(s, at);
+            s.iter_mut().for_each(|s| *s *= decay);
+            u.iter_mut().zip(s).for_each(|(u, s)| *u = k.mul_add(*s, *u));
         }
         let v: &[f32; C] = tokens.v.row(t)[at..].first_chunk().expect("a block's columns");
         let d: [f32; C] = std::array::from_fn(|c| tokens.beta[t] * (v[c] - u[c]));
         let mut read = [0.0f32; C];
         for ((s, k), q) in to.chunks_exact_mut(c).zip(k).zip(q) {
-            for ((s, d), read) in columns::<C>(s, at).iter_mut().zip(d).zip(&mut read) {
-                *s = k.mul_add(d, *s);
-                *read = q.mul_add(*s, *read);
-            }
+            let s: &mut [f32; C] = columns(s, at);
+            s.iter_mut().zip(d).for_each(|(s, d)| *s = k.mul_add(d, *s));
+            read.iter_mut().zip(s).for_each(|(read, s)| *read = q.mul_add(*s, *read));
         }
         *columns(o.row_mut(t), at) = read;
     }

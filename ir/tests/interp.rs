@@ -273,7 +273,8 @@ fn feed(interp: &mut Interp<'_>, tokens: &[i32], row: i32, chunk: usize) -> Vec<
 
 #[test]
 fn the_split_of_a_prompt_changes_no_bit() {
-    for random in (0..12).map(random::decoder).chain((0..8).map(random::expert_decoder)) {
+    let plain = (0..12).map(random::decoder).chain((0..8).map(random::expert_decoder));
+    for random in plain.chain((0..12).map(random::hybrid_decoder)) {
         let RandomModule { module, .. } = &random;
         let verified = verify(module).unwrap();
         let source = |id| random.weight(id);
@@ -285,7 +286,9 @@ fn the_split_of_a_prompt_changes_no_bit() {
         for (row, chunk) in [(1, 1), (2, 5), (0, 3)] {
             assert_eq!(feed(&mut interp, &tokens, row, chunk), whole, "{} chunk {chunk}", module.info.name);
         }
-        // A step of three rows at different positions.
+        // A step of three rows at different positions, each continued from where it is.
+        feed(&mut interp, &tokens[..12], 1, 16);
+        feed(&mut interp, &tokens[..3], 0, 16);
         let batch = Inputs::tokens(&[tokens[12], tokens[3], tokens[0]], &[1, 0, 2], &[12, 3, 0], &[0, 1, 2]);
         let outputs = interp.run("decode", &batch).unwrap();
         assert_eq!(outputs["logits"].row(0).unwrap(), whole);

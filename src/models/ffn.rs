@@ -50,13 +50,17 @@ pub(super) struct Ffn {
 }
 
 impl Ffn {
-    /// `{name}.{gate,up,down}_proj.weight` between `hidden` and `width` columns.
-    pub(super) fn take(weights: &mut Weights<'_>, name: &str, hidden: u32, width: u32) -> Result<Self> {
-        let part = |part: &str| format!("{name}.{part}_proj.weight");
+    /// The tensors `names` of gate, up and down, between `hidden` and `width` columns.
+    pub(super) fn take(
+        weights: &mut Weights<'_>,
+        [gate, up, down]: [String; 3],
+        hidden: u32,
+        width: u32,
+    ) -> Result<Self> {
         Ok(Self {
-            gate: weights.matrix(&part("gate"), width, hidden)?,
-            up: weights.matrix(&part("up"), width, hidden)?,
-            down: weights.matrix(&part("down"), hidden, width)?,
+            gate: weights.matrix(&gate, width, hidden)?,
+            up: weights.matrix(&up, width, hidden)?,
+            down: weights.matrix(&down, hidden, width)?,
         })
     }
 

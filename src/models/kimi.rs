@@ -1,250 +1,194 @@
-//! Kimi-Linear (Kimi Linear technical report 2025; transformers 5, `modeling_kimi_linear.py`) and what Kimi K3 adds to it.
-//!
-//! Each layer, with x the residual stream:
-//!
-//! ```text
-//! h = rms_norm(x);  x = x + (delta attention or latent attention)(h)
-//! h = rms_norm(x);  x = x + (gated feed-forward or routed experts)(h)
-//! ```
-//!
-//! then a final norm and the head. Kimi K3 attends to the residuals of earlier blocks of layers as well (AttnRes): before each half
-//! of a layer and at the end, x is mixed with them (`attn_res_mix`). At the first layer of each block the stream so far becomes one more of
-//! them, and the stream begins anew with what the layer adds.
+//! Kimi-Linear (Kimi Linear technical report 2025; transformers 5, `modeling_kimi_linear.py`) and what Kimi K3 adds to it, from
+//! config.json: a [hybrid](super::hybrid) decoder. Numbers of layers in the lists of the configuration count from 1.
 //!
 //! The `rope` dimensions of a model without rotation (`mla_use_nope`) take part as they are.
 
-mod config;
+use waste_ir::{ModelInfo, Module, Scoring};
 
-use waste_ir::{Built, Module, StateId, ValueId, WeightId};
+use crate::formats::{FormatError, Meta, ModelFiles};
 
-use crate::formats::ModelFiles;
-
-use super::ffn::Ffn;
-use super::kda::{Kda, KdaStates};
-use super::mla::{self, Mla};
-use super::moe::{Moe, MoeNames};
-use super::program::{self, Body};
-use super::weights::Weights;
+use super::ffn::GatedAct;
+use super::hybrid::{self, Config, Names};
+use super::kda::KdaConfig;
+use super::keys::{self, columns, epsilon, get_positive, positive};
+use super::mla::{self, MlaConfig};
+use super::moe::{ExpertNames, MoeConfig, MoeKeys, MoeNames};
 use super::{ImportOptions, Result};
-use config::Config;
 
 /// Lowers a model of the family.
 pub(super) fn import(files: &ModelFiles, opts: &ImportOptions) -> Result<Module> {
-    let config = Config::from_json(files)?;
-    let mut weights = Weights::new(files);
-    let model = Model::take(&mut weights, &config)?;
-    let mut module = weights.finish(|name| config.is_harmless(name))?;
-    module.info = config.info.clone();
-    let states = States::add(&mut module, opts, &config)?;
-    program::add_programs(&mut module, opts, files.meta().file(), |cx| model.logits(cx, &config, &states))?;
-    Ok(module)
+    hybrid::import(files, opts, &from_json(files)?)
 }
 
-/// Positions that the model was trained for.
-pub(super) fn trained_ctx(files: &ModelFiles) -> Result<u32> {
-    config::trained_ctx(files.meta())
-}
-
-const HEAD: &str = "lm_head.weight";
-
-const EXPERTS: MoeNames = MoeNames {
-    router: "gate.weight",
-    bias: "gate.e_score_correction_bias",
-    experts: "experts.",
-    gate: "w1.weight",
-    up: "w3.weight",
-    down: "w2.weight",
-    shared: "shared_experts",
-    latent_in: "routed_expert_down_proj.weight",
-    latent_out: "routed_expert_up_proj.weight",
-    latent_norm: "routed_expert_norm.weight",
+const HF: Names = Names {
+    embed: "model.embed_tokens.weight",
+    final_norm: "model.norm.weight",
+    head: "lm_head.weight",
+    layer: "model.layers.",
+    attn_norm: "input_layernorm.weight",
+    mla: mla::HF,
+    ffn_norm: "post_attention_layernorm.weight",
+    ffn: ["mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"],
+    moe: MoeNames {
+        router: "block_sparse_moe.gate.weight",
+        bias: "block_sparse_moe.gate.e_score_correction_bias",
+        experts: ExpertNames::Each {
+            before: "block_sparse_moe.experts.",
+            matrices: [".w1.weight", ".w3.weight", ".w2.weight"],
+        },
+        shared: [
+            "block_sparse_moe.shared_experts.gate_proj.weight",
+            "block_sparse_moe.shared_experts.up_proj.weight",
+            "block_sparse_moe.shared_experts.down_proj.weight",
+        ],
+        latent: [
+            "block_sparse_moe.routed_expert_down_proj.weight",
+            "block_sparse_moe.routed_expert_up_proj.weight",
+            "block_sparse_moe.routed_expert_norm.weight",
+        ],
+    },
 };
 
-/// The weights of a model.
-struct Model {
-    embed: WeightId,
-    layers: Vec<Layer>,
-    final_mix: Option<Mix>,
-    final_norm: WeightId,
-    head: WeightId,
+/// The eps of the lengths of q and k: that of the reference's kernels.
+const L2_EPS: f32 = 1e-6;
+
+type Res<T> = std::result::Result<T, FormatError>;
+
+/// Positions that the model was trained for.
+pub(super) fn trained_ctx(meta: &Meta) -> Result<u32> {
+    let key =
+        if meta.contains("max_position_embeddings") { "max_position_embeddings" } else { "model_max_length" };
+    Ok(positive(meta, key)?)
 }
 
-struct Layer {
-    attn_mix: Option<Mix>,
-    attn_norm: WeightId,
-    attn: Attention,
-    ffn_mix: Option<Mix>,
-    ffn_norm: WeightId,
-    ffn: FeedForward,
-}
-
-enum Attention {
-    Delta(Kda),
-    Latent(Mla),
-}
-
-enum FeedForward {
-    Dense(Ffn),
-    Experts(Moe),
-}
-
-/// The weights of one mixing with earlier blocks.
-#[derive(Clone, Copy)]
-struct Mix {
-    norm: WeightId,
-    proj: WeightId,
-}
-
-/// The state of each layer.
-struct States(Vec<LayerState>);
-
-#[derive(Clone, Copy)]
-enum LayerState {
-    Delta(KdaStates),
-    Latent(StateId),
-}
-
-impl States {
-    fn add(module: &mut Module, opts: &ImportOptions, c: &Config) -> Result<Self> {
-        let layer = |i: u32| match c.kda_of(i) {
-            Some(kda) => Ok(LayerState::Delta(KdaStates::add(module, opts, i, kda))),
-            None => Ok(LayerState::Latent(mla::add_cache(module, opts, i, &c.mla)?)),
-        };
-        (0..c.n_layers).map(layer).collect::<Result<_>>().map(Self)
+fn from_json(files: &ModelFiles) -> Result<Config> {
+    let meta = files.meta();
+    let folder = files.folder().file_name().map(|it| it.to_string_lossy().into_owned());
+    let n_layers = hybrid::layers(files, "num_hidden_layers")?;
+    let is_kda = delta_layers(meta, n_layers)?;
+    let is_tied = match meta.get_bool("tie_word_embeddings")? {
+        Some(it) => it,
+        None => files.get_tensor(HF.head)?.is_none(),
+    };
+    let heads = positive(meta, "num_attention_heads")?;
+    if let Some(kv_heads) = get_positive(meta, "num_key_value_heads")?.filter(|it| *it != heads) {
+        let reason = format!("{kv_heads}, but latents are shared by all {heads} heads");
+        return Err(meta.refuse("num_key_value_heads", reason).into());
     }
-}
-
-/// The stream of residuals, and the blocks that it left behind.
-struct Stream {
-    x: ValueId,
-    blocks: Option<ValueId>,
-}
-
-impl Model {
-    fn take(weights: &mut Weights<'_>, c: &Config) -> Result<Self> {
-        let embed = weights.matrix("model.embed_tokens.weight", c.info.vocab, c.hidden)?;
-        let layers = (0..c.n_layers).map(|i| Layer::take(weights, c, i)).collect::<Result<_>>()?;
-        Ok(Self {
-            embed,
-            layers,
-            final_mix: Mix::take(weights, c, "model.output_attn_res")?,
-            final_norm: weights.vector("model.norm.weight", c.hidden)?,
-            head: if c.is_tied { embed } else { weights.matrix(HEAD, c.info.vocab, c.hidden)? },
-        })
+    let moe = experts(meta)?;
+    let is_fixed = meta.get_bool("mla_use_nope")?.unwrap_or(false);
+    let res_block = meta.get_u32("attn_res_block_size")?.filter(|it| *it > 0);
+    let config = Config {
+        info: ModelInfo {
+            name: folder.unwrap_or_else(|| "model".to_owned()),
+            arch: "kimi_linear".to_owned(),
+            ctx_trained: trained_ctx(meta)?,
+            vocab: positive(meta, "vocab_size")?,
+        },
+        n_layers,
+        hidden: positive(meta, "hidden_size")?,
+        ffn: positive(meta, "intermediate_size")?,
+        eps: epsilon(meta, "rms_norm_eps", Some(1e-5))?,
+        act: GatedAct::from_config(meta)?,
+        is_tied,
+        kda: if is_kda.contains(&true) {
+            Some(delta(meta)?)
+        } else {
+            keys::ignore_all(meta, "linear_attn_config.");
+            None
+        },
+        is_kda,
+        mla: MlaConfig::from_config(meta, heads, is_fixed)?,
+        first_moe: hybrid::first_moe(meta, n_layers, "first_k_dense_replace", moe.is_some())?,
+        moe,
+        names: &HF,
+        // The first layer has nothing to mix with.
+        harmless: res_block.map(|_| format!("{}0.self_attention_res_", HF.layer)).into_iter().collect(),
+        res_block,
+    };
+    // Left over from other families: delta and latent attention have widths of their own.
+    for key in ["head_dim", "model_max_length"] {
+        meta.ignore(key);
     }
-
-    fn logits(&self, cx: &mut Body<'_>, c: &Config, states: &States) -> Built {
-        let embed = cx.b.weight(self.embed);
-        let x = cx.b.embed(cx.token, embed)?;
-        let angles = match c.mla.rope {
-            Some(rope) => Some(cx.b.rope_angles(cx.pos, None, rope.dims, rope.base, rope.scaling)?),
-            None => None,
-        };
-        let mut stream = Stream { x, blocks: None };
-        for (i, (layer, state)) in (0..).zip(self.layers.iter().zip(&states.0)) {
-            layer.of(cx, c, &mut stream, c.begins_block(i), *state, angles)?;
-        }
-        stream.x = cx.wanted(stream.x)?;
-        if let Some(blocks) = stream.blocks {
-            stream.blocks = Some(cx.wanted(blocks)?);
-        }
-        let x = stream.mixed(cx, self.final_mix, c)?;
-        let norm = cx.b.weight(self.final_norm);
-        let x = cx.b.rms_norm(x, norm, c.eps)?;
-        cx.apply(x, self.head)
-    }
+    keys::refuse_unknown(meta)?;
+    Ok(config)
 }
 
-impl Layer {
-    fn take(weights: &mut Weights<'_>, c: &Config, i: u32) -> Result<Self> {
-        let name = |part: &str| format!("model.layers.{i}.{part}");
-        let attn = match c.kda_of(i) {
-            Some(kda) => Attention::Delta(Kda::take(weights, &name("self_attn"), kda, c.hidden)?),
-            None => Attention::Latent(Mla::take(weights, &name("self_attn"), &c.mla, c.hidden)?),
-        };
-        let ffn = match c.moe_of(i) {
-            Some(moe) => {
-                FeedForward::Experts(Moe::take(weights, &name("block_sparse_moe."), &EXPERTS, moe, c.hidden)?)
+/// For each layer, whether it has delta attention. If both lists are there, each layer is in one of them.
+fn delta_layers(meta: &Meta, n_layers: u32) -> Res<Vec<bool>> {
+    const KDA: &str = "linear_attn_config.kda_layers";
+    const FULL: &str = "linear_attn_config.full_attn_layers";
+    let mut is_kda = vec![false; n_layers as usize];
+    for layer in meta.get_ints::<u32>(KDA)?.unwrap_or_default() {
+        match layer.checked_sub(1).and_then(|it| is_kda.get_mut(it as usize)) {
+            Some(it) if !*it => *it = true,
+            _ => {
+                let reason = format!("layer {layer} of 1 to {n_layers} is out of range or twice");
+                return Err(meta.refuse(KDA, reason));
             }
-            None => FeedForward::Dense(Ffn::take(weights, &name("mlp"), c.hidden, c.ffn)?),
-        };
-        Ok(Self {
-            // The first layer has nothing to mix with.
-            attn_mix: if i == 0 { None } else { Mix::take(weights, c, &name("self_attention_res"))? },
-            attn_norm: weights.vector(&name("input_layernorm.weight"), c.hidden)?,
-            attn,
-            ffn_mix: Mix::take(weights, c, &name("mlp_res"))?,
-            ffn_norm: weights.vector(&name("post_attention_layernorm.weight"), c.hidden)?,
-            ffn,
-        })
+        }
     }
-
-    fn of(
-        &self,
-        cx: &mut Body<'_>,
-        c: &Config,
-        stream: &mut Stream,
-        begins_block: bool,
-        state: LayerState,
-        angles: Option<ValueId>,
-    ) -> Built<()> {
-        let x = stream.mixed(cx, self.attn_mix, c)?;
-        let norm = cx.b.weight(self.attn_norm);
-        let h = cx.b.rms_norm(x, norm, c.eps)?;
-        let y = match (&self.attn, state) {
-            (Attention::Delta(kda), LayerState::Delta(states)) => {
-                let c_kda = c.kda.as_ref().expect("the configuration that made the layer");
-                kda.of(cx, states, h, c_kda, c.eps)?
+    let Some(full) = meta.get_ints::<u32>(FULL)? else { return Ok(is_kda) };
+    let mut is_known = is_kda.clone();
+    for layer in full {
+        match layer.checked_sub(1).and_then(|it| is_known.get_mut(it as usize)) {
+            Some(it) if !*it => *it = true,
+            _ => {
+                let reason = format!("layer {layer} of 1 to {n_layers} is out of range or in '{KDA}' too");
+                return Err(meta.refuse(FULL, reason));
             }
-            (Attention::Latent(mla), LayerState::Latent(cache)) => mla.of(cx, cache, h, angles, &c.mla)?,
-            _ => unreachable!("weights and states come from one configuration"),
-        };
-        stream.add(cx, y, begins_block)?;
-        let x = stream.mixed(cx, self.ffn_mix, c)?;
-        let norm = cx.b.weight(self.ffn_norm);
-        let h = cx.b.rms_norm(x, norm, c.eps)?;
-        let y = match &self.ffn {
-            FeedForward::Dense(ffn) => ffn.of(cx, h, c.act)?,
-            FeedForward::Experts(moe) => {
-                let c_moe = c.moe.as_ref().expect("the configuration that made the layer");
-                moe.of(cx, h, c_moe, c.act, c.eps)?
-            }
-        };
-        stream.add(cx, y, false)
+        }
+    }
+    match (1u32..).zip(&is_known).find(|it| !it.1) {
+        Some((layer, _)) => Err(meta.refuse(FULL, format!("layer {layer} is in neither list"))),
+        None => Ok(is_kda),
     }
 }
 
-impl Mix {
-    /// `{name}_norm.weight` and `{name}_proj.weight`, if the model mixes.
-    fn take(weights: &mut Weights<'_>, c: &Config, name: &str) -> Result<Option<Self>> {
-        if c.res_block.is_none() {
-            return Ok(None);
-        }
-        let norm = weights.vector(&format!("{name}_norm.weight"), c.hidden)?;
-        let proj = weights.flat(&format!("{name}_proj.weight"), c.hidden, c.hidden)?;
-        Ok(Some(Self { norm, proj }))
+fn delta(meta: &Meta) -> Res<KdaConfig> {
+    let key = |name: &str| format!("linear_attn_config.{name}");
+    let (heads, head_dim) = (positive(meta, &key("num_heads"))?, positive(meta, &key("head_dim"))?);
+    let taps = get_positive(meta, &key("short_conv_kernel_size"))?.unwrap_or(4);
+    if taps < 2 {
+        return Err(meta.refuse(&key("short_conv_kernel_size"), format!("{taps}, expected at least 2")));
     }
+    let lower_bound = meta.get_f64(&key("gate_lower_bound"))?.unwrap_or(0.0);
+    if lower_bound > 0.0 {
+        return Err(meta.refuse(&key("gate_lower_bound"), format!("{lower_bound}, expected at most 0")));
+    }
+    Ok(KdaConfig {
+        heads,
+        head_dim,
+        cols: columns(meta, &key("num_heads"), heads, head_dim)?,
+        taps,
+        has_full_gate: meta.get_bool(&key("use_full_rank_gate"))?.unwrap_or(false),
+        #[expect(clippy::cast_possible_truncation, reason = "kernels take f32")]
+        lower_bound: lower_bound as f32,
+        l2_eps: L2_EPS,
+    })
 }
 
-impl Stream {
-    /// The stream mixed with the blocks, where there are any.
-    fn mixed(&self, cx: &mut Body<'_>, mix: Option<Mix>, c: &Config) -> Built {
-        let (Some(mix), Some(blocks)) = (mix, self.blocks) else { return Ok(self.x) };
-        let weights = (cx.b.weight(mix.norm), cx.b.weight(mix.proj));
-        cx.b.attn_res_mix(self.x, weights, Some(blocks), c.eps)
-    }
+const KEYS: MoeKeys<'static> = MoeKeys {
+    experts: "num_experts",
+    k: "num_experts_per_token",
+    width: "moe_intermediate_size",
+    groups: Some(["num_expert_group", "topk_group"]),
+    shared: Some("num_shared_experts"),
+    scoring: (Some("moe_router_activation_func"), Scoring::Sigmoid),
+    renorm: (Some("moe_renormalize"), true),
+    scale: Some("routed_scaling_factor"),
+};
 
-    /// Adds `y`; at the beginning of a block the stream becomes a block before that, and begins anew with `y`.
-    fn add(&mut self, cx: &mut Body<'_>, y: ValueId, begins_block: bool) -> Built<()> {
-        if !begins_block {
-            self.x = cx.b.add(self.x, y)?;
-            return Ok(());
-        }
-        self.blocks = Some(match self.blocks {
-            Some(blocks) => cx.b.concat(blocks, self.x)?,
-            None => self.x,
-        });
-        self.x = y;
-        Ok(())
+fn experts(meta: &Meta) -> Res<Option<MoeConfig>> {
+    let Some(mut config) = MoeConfig::read(meta, &KEYS)? else { return Ok(None) };
+    if meta.get_bool("use_grouped_topk")? == Some(false) && config.groups > 1 {
+        let reason = format!("false, but there are {} groups", config.groups);
+        return Err(meta.refuse("use_grouped_topk", reason));
     }
+    // One expert's weight stays its score.
+    config.renorm &= config.k > 1;
+    let is_normed = meta.get_bool("latent_moe_use_norm")?.unwrap_or(false);
+    let latent = meta.get_u32("routed_expert_hidden_size")?.filter(|it| *it > 0);
+    config.latent = latent.map(|it| (it, is_normed));
+    Ok(Some(config))
 }

@@ -14,6 +14,9 @@ use waste_ir::{
     Built, Dim, Module, RopeStyle, StateDecl, StateId, StateKind, TensorType, UnaryKind, ValueId, WeightId,
 };
 
+use crate::formats::{FormatError, Meta};
+
+use super::keys::{self, positive};
 use super::program::{Body, cache_positions};
 use super::rope::Rope;
 use super::weights::Weights;
@@ -40,12 +43,94 @@ pub(super) struct MlaConfig {
     pub(super) eps: f32,
 }
 
+/// The eps of the norms of latents: the default of the references' classes, which give none of their own.
+pub(super) const LATENT_EPS: f32 = 1e-6;
+
 impl MlaConfig {
+    /// From config.json; `is_fixed` says that nothing turns.
+    pub(super) fn from_config(
+        meta: &Meta,
+        heads: u32,
+        is_fixed: bool,
+    ) -> std::result::Result<Self, FormatError> {
+        let rope_dim = meta.get_u32("qk_rope_head_dim")?.unwrap_or(0);
+        let mut config = Self {
+            heads,
+            q_latents: meta.get_u32("q_lora_rank")?.filter(|it| *it > 0),
+            latents: positive(meta, "kv_lora_rank")?,
+            nope_dim: positive(meta, "qk_nope_head_dim")?,
+            rope_dim,
+            value_dim: positive(meta, "v_head_dim")?,
+            has_gate: meta.get_bool("mla_use_output_gate")?.unwrap_or(false),
+            rope: None,
+            scale: 0.0,
+            eps: LATENT_EPS,
+        };
+        config.check(meta, "num_attention_heads")?;
+        let mut sharper = 1.0;
+        if is_fixed || rope_dim == 0 {
+            // What a model without rotation says about it changes nothing.
+            keys::ignore_all(meta, "rope_");
+        } else {
+            let (rope, by_yarn) = Rope::latent(meta, rope_dim)?;
+            (config.rope, sharper) = (Some(rope), by_yarn);
+        }
+        config.sharpen(sharper);
+        Ok(config)
+    }
+
+    /// Refuses sizes whose products are more than 32 bits hold; `heads` is the key that counts heads.
+    pub(super) fn check(&self, meta: &Meta, heads: &str) -> std::result::Result<(), FormatError> {
+        let sums = [self.nope_dim.checked_add(self.rope_dim), self.latents.checked_add(self.rope_dim)];
+        let [Some(query_dim), Some(_)] = sums else {
+            return Err(meta.refuse(heads, "the columns of a head are more than 32 bits hold"));
+        };
+        keys::columns(meta, heads, self.heads, query_dim)?;
+        keys::columns(meta, heads, self.heads, self.value_dim).map(|_| ())
+    }
+
+    /// Sets the scale of the softmax to `sharper` / sqrt(columns of a query).
+    pub(super) fn sharpen(&mut self, sharper: f64) {
+        #[expect(clippy::cast_possible_truncation, reason = "kernels take f32")]
+        let scale = (sharper / f64::from(self.query_dim()).sqrt()) as f32;
+        self.scale = scale;
+    }
+
     /// Columns of a head's query.
     pub(super) const fn query_dim(&self) -> u32 {
         self.nope_dim + self.rope_dim
     }
 }
+
+/// How a format names the tensors of a layer, after the layer's own name and without `.weight`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MlaNames {
+    pub(super) q: &'static str,
+    pub(super) q_a: &'static str,
+    pub(super) q_norm: &'static str,
+    pub(super) q_b: &'static str,
+    pub(super) kv_a: &'static str,
+    pub(super) kv_norm: &'static str,
+    pub(super) kv_b: &'static str,
+    /// Each head's columns of Wk and rows of Wv, where a format splits `kv_b`.
+    pub(super) split: Option<[&'static str; 2]>,
+    pub(super) gate: &'static str,
+    pub(super) out: &'static str,
+}
+
+/// The names in checkpoints.
+pub(super) const HF: MlaNames = MlaNames {
+    q: "self_attn.q_proj",
+    q_a: "self_attn.q_a_proj",
+    q_norm: "self_attn.q_a_layernorm",
+    q_b: "self_attn.q_b_proj",
+    kv_a: "self_attn.kv_a_proj_with_mqa",
+    kv_norm: "self_attn.kv_a_layernorm",
+    kv_b: "self_attn.kv_b_proj",
+    split: None,
+    gate: "self_attn.g_proj",
+    out: "self_attn.o_proj",
+};
 
 /// The weights of a layer.
 #[derive(Clone, Copy, Debug)]
@@ -53,8 +138,8 @@ pub(super) struct Mla {
     q: Query,
     kv_a: WeightId,
     kv_norm: WeightId,
-    /// Banks over the heads.
-    keys: WeightId,
+    keys: Keys,
+    /// A bank over the heads.
     values: WeightId,
     gate: Option<WeightId>,
     out: WeightId,
@@ -64,6 +149,15 @@ pub(super) struct Mla {
 enum Query {
     Direct(WeightId),
     Latent { a: WeightId, norm: WeightId, b: WeightId },
+}
+
+/// Wk of all heads, a bank.
+#[derive(Clone, Copy, Debug)]
+enum Keys {
+    /// `[nope_dim, latents]` each.
+    Rows(WeightId),
+    /// `[latents, nope_dim]` each.
+    Columns(WeightId),
 }
 
 /// Declares `latent.N: kv[batch, S, 1, latents + rope_dim]`.
@@ -79,28 +173,44 @@ pub(super) fn add_cache(
 }
 
 impl Mla {
-    /// The tensors `{name}.*` of a layer.
-    pub(super) fn take(weights: &mut Weights<'_>, name: &str, c: &MlaConfig, hidden: u32) -> Result<Self> {
-        let weight = |part: &str| format!("{name}.{part}.weight");
+    /// The tensors `{layer}{name}.weight` of `names`.
+    pub(super) fn take(
+        weights: &mut Weights<'_>,
+        layer: &str,
+        names: &MlaNames,
+        c: &MlaConfig,
+        hidden: u32,
+    ) -> Result<Self> {
+        let weight = |part: &str| format!("{layer}{part}.weight");
         let (q_cols, value_cols) = (c.heads * c.query_dim(), c.heads * c.value_dim);
         let q = match c.q_latents {
-            None => Query::Direct(weights.matrix(&weight("q_proj"), q_cols, hidden)?),
+            None => Query::Direct(weights.matrix(&weight(names.q), q_cols, hidden)?),
             Some(latents) => Query::Latent {
-                a: weights.matrix(&weight("q_a_proj"), latents, hidden)?,
-                norm: weights.vector(&weight("q_a_layernorm"), latents)?,
-                b: weights.matrix(&weight("q_b_proj"), q_cols, latents)?,
+                a: weights.matrix(&weight(names.q_a), latents, hidden)?,
+                norm: weights.vector(&weight(names.q_norm), latents)?,
+                b: weights.matrix(&weight(names.q_b), q_cols, latents)?,
             },
         };
-        let kv_b = format!("{name}.kv_b_proj");
-        let [keys, values] = weights.head_banks(&kv_b, c.heads, [c.nope_dim, c.value_dim], c.latents)?;
+        let (keys, values) = match names.split.filter(|it| weights.has(&weight(it[0]))) {
+            Some([k, v]) => (
+                Keys::Columns(weights.stacked(&weight(k), [c.heads, c.latents, c.nope_dim])?),
+                weights.stacked(&weight(v), [c.heads, c.value_dim, c.latents])?,
+            ),
+            None => {
+                let kv_b = format!("{layer}{}", names.kv_b);
+                let rows = [c.nope_dim, c.value_dim];
+                let [keys, values] = weights.head_banks(&kv_b, c.heads, rows, c.latents)?;
+                (Keys::Rows(keys), values)
+            }
+        };
         Ok(Self {
             q,
-            kv_a: weights.matrix(&weight("kv_a_proj_with_mqa"), c.latents + c.rope_dim, hidden)?,
-            kv_norm: weights.vector(&weight("kv_a_layernorm"), c.latents)?,
+            kv_a: weights.matrix(&weight(names.kv_a), c.latents + c.rope_dim, hidden)?,
+            kv_norm: weights.vector(&weight(names.kv_norm), c.latents)?,
             keys,
             values,
-            gate: c.has_gate.then(|| weights.matrix(&weight("g_proj"), value_cols, hidden)).transpose()?,
-            out: weights.matrix(&weight("o_proj"), hidden, value_cols)?,
+            gate: c.has_gate.then(|| weights.matrix(&weight(names.gate), value_cols, hidden)).transpose()?,
+            out: weights.matrix(&weight(names.out), hidden, value_cols)?,
         })
     }
 
@@ -124,8 +234,17 @@ impl Mla {
             0 => None,
             dim => Some(cx.b.slice(q, c.nope_dim, dim)?),
         };
-        let (keys, values, places) = (cx.b.weight(self.keys), cx.b.weight(self.values), cx.places());
-        let absorbed = cx.b.head_linear_t(q_nope, keys)?;
+        let absorbed = match self.keys {
+            Keys::Rows(bank) => {
+                let bank = cx.b.weight(bank);
+                cx.b.head_linear_t(q_nope, bank)?
+            }
+            Keys::Columns(bank) => {
+                let bank = cx.b.weight(bank);
+                cx.b.head_linear(q_nope, bank)?
+            }
+        };
+        let (values, places) = (cx.b.weight(self.values), cx.places());
         let context = cx.b.latent_attention((absorbed, q_rope), cache, places, c.scale)?;
         let o = cx.b.head_linear(context, values)?;
         let mut o = cx.b.reshape(o, c.heads * c.value_dim)?;

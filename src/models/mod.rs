@@ -5,6 +5,8 @@
 //! | `llama` | Llama 2 and 3, Mistral without a window, SmolLM2, Qwen2, Qwen3; safetensors and GGUF |
 //! | `gpt2` | GPT-2; safetensors and GGUF |
 //! | `kimi` | Kimi-Linear and Kimi K3; safetensors |
+//! | `deepseek` | DeepSeek-V3 and R1, Kimi K2; safetensors and GGUF |
+//! | `hybrid` | the decoder of Kimi and DeepSeek: delta or latent attention, dense or routed feed-forward |
 //! | `kda`, `mla`, `moe`, `ffn` | delta attention, latent attention, routed experts, gated feed-forward: shared by families |
 //! | `keys`, `rope` | configuration keys by value; what is not understood is refused by name |
 //! | `weights` | tensors by name and shape; what is left over is refused by name |
@@ -26,8 +28,10 @@
 //!
 //! Deliberately absent: fusions and any other rewriting (that is `waste-passes`), text, defaults of options.
 
+mod deepseek;
 mod ffn;
 mod gpt2;
+mod hybrid;
 mod kda;
 mod keys;
 mod kimi;
@@ -123,6 +127,7 @@ pub fn import(files: &ModelFiles, opts: &ImportOptions) -> Result<Module> {
         Family::Llama(variant) => llama::import(files, variant, opts),
         Family::Gpt2 => gpt2::import(files, opts),
         Family::Kimi => kimi::import(files, opts),
+        Family::DeepSeek => deepseek::import(files, opts),
     }
 }
 
@@ -134,7 +139,8 @@ pub fn trained_ctx(files: &ModelFiles) -> Result<u32> {
     match Family::of(files)? {
         Family::Llama(variant) => llama::trained_ctx(files, variant),
         Family::Gpt2 => gpt2::trained_ctx(files),
-        Family::Kimi => kimi::trained_ctx(files),
+        Family::Kimi => kimi::trained_ctx(files.meta()),
+        Family::DeepSeek => deepseek::trained_ctx(files),
     }
 }
 
@@ -161,16 +167,19 @@ enum Family {
     Llama(llama::Variant),
     Gpt2,
     Kimi,
+    DeepSeek,
 }
 
 /// The names of supported architectures: in config.json, its class, in GGUF, and the front end.
-const FAMILIES: [(&str, &str, &str, Family); 6] = [
+const FAMILIES: [(&str, &str, &str, Family); 8] = [
     ("llama", "LlamaForCausalLM", "llama", Family::Llama(llama::Variant::Llama)),
     ("mistral", "MistralForCausalLM", "", Family::Llama(llama::Variant::Mistral)),
     ("qwen2", "Qwen2ForCausalLM", "qwen2", Family::Llama(llama::Variant::Qwen2)),
     ("qwen3", "Qwen3ForCausalLM", "qwen3", Family::Llama(llama::Variant::Qwen3)),
     ("gpt2", "GPT2LMHeadModel", "gpt2", Family::Gpt2),
     ("kimi_linear", "KimiLinearForCausalLM", "", Family::Kimi),
+    ("deepseek_v3", "DeepseekV3ForCausalLM", "deepseek2", Family::DeepSeek),
+    ("kimi_k2", "DeepseekV3ForCausalLM", "", Family::DeepSeek),
 ];
 
 impl Family {

@@ -10,8 +10,11 @@
 use waste_ir::{Built, Dim, Op, Scoring, TensorType, ValueId, WeightId};
 use waste_plan::DType;
 
+use crate::formats::{FormatError, Meta, shown};
+
 use super::Result;
 use super::ffn::{Ffn, GatedAct};
+use super::keys::{columns, epsilon, get_positive, positive};
 use super::program::Body;
 use super::weights::Weights;
 
@@ -33,20 +36,120 @@ pub(super) struct MoeConfig {
     pub(super) latent: Option<(u32, bool)>,
 }
 
+/// The keys of a configuration that say how to route.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MoeKeys<'a> {
+    /// How many experts; absent or 0 is no experts.
+    pub(super) experts: &'a str,
+    pub(super) k: &'a str,
+    pub(super) width: &'a str,
+    /// How many groups, and how many of them compete.
+    pub(super) groups: Option<[&'a str; 2]>,
+    /// How many experts' widths every token passes.
+    pub(super) shared: Option<&'a str>,
+    /// The word for the scoring, and what holds without it.
+    pub(super) scoring: (Option<&'a str>, Scoring),
+    /// Whether the weights are divided by their sum, and what holds without the key.
+    pub(super) renorm: (Option<&'a str>, bool),
+    pub(super) scale: Option<&'a str>,
+}
+
+impl MoeConfig {
+    /// Reads `keys`; the experts are not latent.
+    pub(super) fn read(meta: &Meta, keys: &MoeKeys<'_>) -> std::result::Result<Option<Self>, FormatError> {
+        let Some(n) = meta.get_u32(keys.experts)?.filter(|it| *it > 0) else { return Ok(None) };
+        let k = positive(meta, keys.k)?;
+        let (mut groups, mut keep) = (1, 1);
+        if let Some([groups_key, keep_key]) = keys.groups {
+            groups = get_positive(meta, groups_key)?.unwrap_or(1);
+            keep = get_positive(meta, keep_key)?.unwrap_or(groups);
+            if !n.is_multiple_of(groups) || keep > groups {
+                return Err(meta.refuse(groups_key, format!("{keep} of {groups} groups of {n} experts")));
+            }
+        }
+        if k > n / groups * keep {
+            return Err(meta.refuse(keys.k, format!("{k} of {} experts", n / groups * keep)));
+        }
+        let width = positive(meta, keys.width)?;
+        let shared_width = match keys.shared {
+            Some(key) => match meta.get_u32(key)? {
+                None | Some(0) => None,
+                Some(n) => Some(columns(meta, key, n, width)?),
+            },
+            None => None,
+        };
+        let renorm = match keys.renorm.0 {
+            Some(key) => meta.get_bool(key)?.unwrap_or(keys.renorm.1),
+            None => keys.renorm.1,
+        };
+        let scale = keys.scale.map_or(Ok(1.0), |it| epsilon(meta, it, Some(1.0)))?;
+        let scoring = scoring(meta, keys)?;
+        Ok(Some(Self {
+            experts: n,
+            k,
+            groups,
+            keep,
+            scoring,
+            renorm,
+            scale,
+            width,
+            shared_width,
+            latent: None,
+        }))
+    }
+}
+
+fn scoring(meta: &Meta, keys: &MoeKeys<'_>) -> std::result::Result<Scoring, FormatError> {
+    let Some(key) = keys.scoring.0 else { return Ok(keys.scoring.1) };
+    match meta.get_str(key)? {
+        None => Ok(keys.scoring.1),
+        Some("sigmoid") => Ok(Scoring::Sigmoid),
+        Some("softmax") => Ok(Scoring::Softmax),
+        Some(other) => {
+            let reason = format!("'{}' is not supported (sigmoid and softmax are)", shown(other));
+            Err(meta.refuse(key, reason))
+        }
+    }
+}
+
 /// How a format names the tensors of a layer, after the layer's own name.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MoeNames {
     pub(super) router: &'static str,
     pub(super) bias: &'static str,
-    /// Before the number of the expert.
-    pub(super) experts: &'static str,
-    pub(super) gate: &'static str,
-    pub(super) up: &'static str,
-    pub(super) down: &'static str,
-    pub(super) shared: &'static str,
-    pub(super) latent_in: &'static str,
-    pub(super) latent_out: &'static str,
-    pub(super) latent_norm: &'static str,
+    pub(super) experts: ExpertNames,
+    /// Gate, up and down of the block that every token passes.
+    pub(super) shared: [&'static str; 3],
+    /// Into the latents, out of them, and their norm.
+    pub(super) latent: [&'static str; 3],
+}
+
+/// Where the experts' matrices are: gate, up and down.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ExpertNames {
+    /// Tensors of their own: `{before}{number}{matrix}`.
+    Each { before: &'static str, matrices: [&'static str; 3] },
+    /// All experts in one tensor of three dimensions.
+    Stacked([&'static str; 3]),
+}
+
+impl ExpertNames {
+    /// Matrix `i`, gate, up or down, of all experts of `layer`.
+    fn take(
+        self,
+        weights: &mut Weights<'_>,
+        layer: &str,
+        i: usize,
+        [experts, rows, cols]: [u32; 3],
+    ) -> Result<WeightId> {
+        match self {
+            Self::Each { before, matrices } => {
+                let name = |e: &str| format!("{layer}{before}{e}{}", matrices[i]);
+                weights.bank(&name("*"), (0..experts).map(|e| name(&e.to_string())), rows, cols)
+            }
+            Self::Stacked(names) => weights.stacked(&format!("{layer}{}", names[i]), [experts, rows, cols]),
+        }
+    }
 }
 
 /// The weights of a layer.
@@ -80,19 +183,17 @@ impl Moe {
         let name = |part: &str| format!("{layer}{part}");
         let latent = match c.latent {
             Some((cols, is_normed)) => Some(Latent {
-                into: weights.matrix(&name(names.latent_in), cols, hidden)?,
-                norm: is_normed.then(|| weights.vector(&name(names.latent_norm), cols)).transpose()?,
-                out: weights.matrix(&name(names.latent_out), hidden, cols)?,
+                into: weights.matrix(&name(names.latent[0]), cols, hidden)?,
+                out: weights.matrix(&name(names.latent[1]), hidden, cols)?,
+                norm: is_normed.then(|| weights.vector(&name(names.latent[2]), cols)).transpose()?,
             }),
             None => None,
         };
         let cols = c.latent.map_or(hidden, |it| it.0);
-        let mut bank = |matrix: &str, rows: u32, cols: u32| {
-            let parts = (0..c.experts).map(|e| format!("{layer}{}{e}.{matrix}", names.experts));
-            weights.bank(&format!("{layer}{}*.{matrix}", names.experts), parts, rows, cols)
-        };
-        let (gate, up) = (bank(names.gate, c.width, cols)?, bank(names.up, c.width, cols)?);
-        let down = bank(names.down, cols, c.width)?;
+        let shapes = [[c.width, cols], [c.width, cols], [cols, c.width]];
+        let mut bank =
+            |i: usize| names.experts.take(weights, layer, i, [c.experts, shapes[i][0], shapes[i][1]]);
+        let (gate, up, down) = (bank(0)?, bank(1)?, bank(2)?);
         let bias = name(names.bias);
         Ok(Self {
             router: weights.matrix(&name(names.router), c.experts, hidden)?,
@@ -101,7 +202,7 @@ impl Moe {
             up,
             down,
             shared: match c.shared_width {
-                Some(width) => Some(Ffn::take(weights, &name(names.shared), hidden, width)?),
+                Some(width) => Some(Ffn::take(weights, names.shared.map(name), hidden, width)?),
                 None => None,
             },
             latent,

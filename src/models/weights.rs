@@ -106,6 +106,13 @@ impl<'a> Weights<'a> {
         Ok(self.add_bank(name, stored, found, rows, cols))
     }
 
+    /// The bank `name`, stored whole.
+    pub(super) fn stacked(&mut self, name: &str, dims: [u32; 3]) -> Result<WeightId> {
+        let info = self.take(name, &dims)?;
+        let init = self.stored(info);
+        Ok(self.module.add_weight(name, TensorType::new(info.dtype, &dims.map(Dim::Const)), init))
+    }
+
     /// The matrix `{name}.weight`, whose rows are `keys` and then `values` for each of `heads`, as two banks over the heads:
     /// `{name}.keys.weight` and `{name}.values.weight`.
     pub(super) fn head_banks(

@@ -8,6 +8,7 @@
 //! | [`compile`] | all stages in order: [`compile::compile`], [`compile::Compiled`] |
 //! | [`generate`] | prompts continued over a [`Session`] |
 //! | [`cache`] | compiled plans kept between runs |
+//! | [`convert`] | checkpoints to `.waste` containers |
 //! | [`formats`], [`models`], [`text`] | model files, architectures, tokenizers |
 //! | [`report`] | tables, statistics and predictions about plans |
 //! | [`progress`] | how far long work has come |
@@ -15,6 +16,7 @@
 
 pub mod cache;
 pub mod compile;
+pub mod convert;
 pub mod formats;
 pub mod generate;
 pub mod models;

@@ -16,9 +16,10 @@ use super::open;
 /// Arguments of `waste verify`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Every record's header, CRC-32, scales and padding, every codebook and every scale of the trunk are checked. With a checkpoint,
-each matrix W' of the container is compared with its W there: the relative error is |W - W'| / |W|, all squares summed; of
-experts, over a layer's and the worst one's. Exit code 1: the container is damaged, or of another checkpoint.")]
+    Every record's header, CRC-32, scales and padding, every codebook and every scale of the trunk are checked. With a checkpoint, \
+    each matrix W' of the container is compared with its W there: the relative error is |W - W'| / |W|, all squares summed; of \
+    experts, over a layer's and the worst one's. Exit code 1: the container is damaged, or has other tensors than the checkpoint; \
+    3: a relative error of 1 or more, so that it was made of another one.")]
 pub(crate) struct VerifyArgs {
     /// The container
     #[arg(value_name = "OUT.waste")]
@@ -47,9 +48,20 @@ pub(crate) fn run(args: &VerifyArgs, cx: &Cx) -> Result<(), CliError> {
     let report = verify(container, source.as_ref(), &*cx.progress("verifying", args.quiet))?;
     cx.print(&if args.form == Form::Json { as_json(&report) } else { as_text(&report) })?;
     match report.damages.len() {
-        0 => Ok(()),
+        0 => told_apart(&report),
         1 => Err(CliError::Input(report.damages[0].to_string())),
         count => Err(CliError::Input(format!("{name}: damaged in {count} places"))),
+    }
+}
+
+/// No encoding is further from a matrix than zero is: what is was made of something else.
+fn told_apart(report: &Verified) -> Result<(), CliError> {
+    match report.distances.iter().find(|it| it.worst >= 1.0) {
+        None => Ok(()),
+        Some(it) => Err(CliError::Difference(format!(
+            "{}: the relative error of the worst is {:.3}: not made of this checkpoint",
+            it.name, it.worst
+        ))),
     }
 }
 

@@ -9,6 +9,7 @@
 //! | [`generate`] | prompts continued over a [`Session`] |
 //! | [`cache`] | compiled plans kept between runs |
 //! | [`embedded`] | the model that ships in the program |
+//! | [`convert`] | checkpoints to `.waste` containers |
 //! | [`formats`], [`models`], [`text`] | model files, architectures, tokenizers |
 //! | [`report`] | tables, statistics and predictions about plans |
 //! | [`progress`] | how far long work has come |
@@ -17,6 +18,7 @@
 pub mod cache;
 pub mod compile;
 pub mod embedded;
+pub mod convert;
 pub mod formats;
 pub mod generate;
 pub mod models;

@@ -10,7 +10,8 @@ pub(crate) fn place_barriers(steps: &mut [Step], most: impl Fn(&Operand) -> u64)
     let mut since = 0;
     for at in 0..steps.len() {
         // What a window brings in, and the end of a loop, concern every thread.
-        let is_loop = |it: &Step| matches!(it.kind, StepKind::ExpertWindow { .. } | StepKind::ExpertRelease { .. });
+        let is_loop =
+            |it: &Step| matches!(it.kind, StepKind::ExpertWindow { .. } | StepKind::ExpertRelease { .. });
         let is_edge = is_loop(&steps[at])
             || at.checked_sub(1).is_some_and(|it| matches!(steps[it].kind, StepKind::ExpertWindow { .. }));
         let conflict =

@@ -190,7 +190,9 @@ fn step_kind(graph: &Graph, data: &OpData) -> Result<StepKind, PlanError> {
         Op::ExpertSum {} => StepKind::ExpertSum,
         Op::LutBuild { code, tables } => StepKind::LutBuild { code, tables },
         Op::ExpertLut { gather } => StepKind::ExpertLut { gather },
-        Op::ForEachExpert { .. } | Op::LutApply {} => return Err(PlanError::Unsupported { op: data.op.name() }),
+        Op::ForEachExpert { .. } | Op::LutApply {} => {
+            return Err(PlanError::Unsupported { op: data.op.name() });
+        }
         Op::Slice { .. } | Op::Reshape { .. } | Op::BankSlice { .. } => unreachable!("views make no step"),
     })
 }

@@ -57,7 +57,9 @@ pub(crate) fn tile(kind: &StepKind, rows: u64, cols: u32, head: u32) -> Tile {
             Tile { rows: 1, cols: GEMM_COLS.min(cols.next_multiple_of(unit)) }
         }
         StepKind::LutBuild { .. } => Tile { rows: 1, cols: SLAB_COLS.min(cols) },
-        StepKind::ExpertLut { .. } => Tile { rows: 1, cols: LUT_COLS.min(cols.next_multiple_of(ROW_BLOCK as u32)) },
+        StepKind::ExpertLut { .. } => {
+            Tile { rows: 1, cols: LUT_COLS.min(cols.next_multiple_of(ROW_BLOCK as u32)) }
+        }
         StepKind::ExpertPrefetch { .. } | StepKind::ExpertWindow { .. } | StepKind::ExpertRelease { .. } => {
             Tile { rows: 1, cols: 1 }
         }

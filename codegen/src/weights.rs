@@ -68,7 +68,9 @@ fn plan_weight(module: &Module, id: WeightId, offset: u64) -> Result<Weight, Pla
     let packing = decl.packing.ok_or_else(|| PlanError::NoPacking { name: decl.name.clone() })?;
     let bytes = match packing {
         Packing::Record => Some(0),
-        Packing::Plain | Packing::Columns => decl.ty.dtype.row_bytes(cols).and_then(|it| it.checked_mul(rows)),
+        Packing::Plain | Packing::Columns => {
+            decl.ty.dtype.row_bytes(cols).and_then(|it| it.checked_mul(rows))
+        }
         _ => packing.bytes(rows, cols),
     };
     let bytes = bytes.and_then(|it| it.checked_mul(u64::from(bank)));

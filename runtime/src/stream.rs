@@ -210,7 +210,9 @@ impl ExpertSource {
         let slots = self.cache.slots();
         let size = if left <= slots { left } else { (slots / 2).max(1) };
         let last = first + size;
-        if let Err(error) = self.bring(layer, (0..size).filter_map(|it| at(first + it)).map(|it| it[0]), cancel) {
+        if let Err(error) =
+            self.bring(layer, (0..size).filter_map(|it| at(first + it)).map(|it| it[0]), cancel)
+        {
             self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
             return self.set_window(0..0, 0..0, false);
         }
@@ -297,7 +299,8 @@ fn record_check(plan: &Plan, verify: bool) -> Box<RecordCheck> {
 
 /// What records of bank `index` must say, and where their last scale ends.
 fn rule(plan: &Plan, index: u32, bank: &waste_plan::schema::Bank) -> (Expected, usize) {
-    let weights = plan.weights.iter().filter_map(|it| it.records.filter(|at| at.bank == index).map(|at| (it, at)));
+    let weights =
+        plan.weights.iter().filter_map(|it| it.records.filter(|at| at.bank == index).map(|at| (it, at)));
     let mut indices: Vec<u64> = weights.clone().map(|it| it.1.indices).collect();
     indices.sort_unstable();
     indices.dedup();

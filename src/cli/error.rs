@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use waste::cache::CacheError;
 use waste::compile::CompileError;
+use waste::convert::ConvertError;
 use waste::formats::{FormatError, shown};
 use waste::generate::GenerateError;
 use waste::models::ModelError;
@@ -56,6 +57,9 @@ pub(crate) enum CliError {
     /// Generating.
     #[error(transparent)]
     Generate(#[from] GenerateError),
+    /// Converting.
+    #[error(transparent)]
+    Convert(#[from] ConvertError),
     /// The cache of plans.
     #[error(transparent)]
     Cache(#[from] CacheError),

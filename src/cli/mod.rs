@@ -15,6 +15,7 @@ mod args;
 mod bench;
 mod check;
 mod compile;
+mod convert;
 mod cx;
 mod dot;
 mod dump;
@@ -28,6 +29,7 @@ mod plan;
 mod prompts;
 mod run;
 mod tokenize;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -76,6 +78,10 @@ enum Verb {
     Bench(bench::BenchArgs),
     /// Print how probable a model finds a text, or write the logits of tokens
     Eval(eval::EvalArgs),
+    /// Make a container of a checkpoint: routed experts vector-quantised, the rest in groups of integers
+    Convert(convert::ConvertArgs),
+    /// Check that a container is whole, and how far it is from its checkpoint
+    Verify(verify::VerifyArgs),
     /// Print the machine, the kernels in use, and which limit set the threads
     Info(info::InfoArgs),
 }
@@ -92,6 +98,8 @@ impl Verb {
             Self::Tokenize(args) => tokenize::run(args, cx),
             Self::Bench(args) => bench::run(args, cx),
             Self::Eval(args) => eval::run(args, cx),
+            Self::Convert(args) => convert::run(args, cx),
+            Self::Verify(args) => verify::run(args, cx),
             Self::Info(args) => info::run(args, cx),
         }
     }

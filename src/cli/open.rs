@@ -8,8 +8,8 @@ use waste::compile::{CompileOptions, Compiled, compile};
 use waste::embedded;
 use waste::formats::{ModelFiles, shown};
 use waste::text::{Tokenizer, TokenizerSpec};
-use waste_runtime::sys::Machine;
 use waste_plan::schema::Plan;
+use waste_runtime::sys::Machine;
 use waste_runtime::{
     CpuFeatures, ExpertOptions, Isa, LoadedPlan, Session, SessionOptions, needed_bytes_with,
 };

@@ -87,7 +87,10 @@ impl Outcome<'_> {
             "cpu:{}; {}; memory {} MiB; seed {}",
             self.setup.isa.name(),
             self.setup.threads,
-            grouped(needed_bytes_with(self.plan, self.setup.options.threads, self.setup.options.experts.slots) >> 20),
+            grouped(
+                needed_bytes_with(self.plan, self.setup.options.threads, self.setup.options.experts.slots)
+                    >> 20
+            ),
             self.seed,
         ));
         lines

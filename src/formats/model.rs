@@ -240,6 +240,11 @@ impl ModelFiles {
         })
     }
 
+    /// Every tensor of a type that cannot be read, by name.
+    pub fn foreign(&self) -> impl Iterator<Item = &ForeignTensor> {
+        self.opened.foreign.values()
+    }
+
     /// The stored bytes of `info`, which must be of this model.
     ///
     /// # Panics

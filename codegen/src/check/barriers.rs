@@ -23,12 +23,11 @@ pub(super) fn check(plan: &Plan, program: &Program, errors: &mut Vec<CheckError>
         if errors.len() >= MAX_FAULTS {
             return;
         }
-        let is_edge = |it: &Step| {
-            matches!(it.kind, StepKind::ExpertWindow { .. } | StepKind::ExpertRelease { .. })
-        };
-        let after_window = step.checked_sub(1).is_some_and(|at| {
-            matches!(program.steps[at].kind, StepKind::ExpertWindow { .. })
-        });
+        let is_edge =
+            |it: &Step| matches!(it.kind, StepKind::ExpertWindow { .. } | StepKind::ExpertRelease { .. });
+        let after_window = step
+            .checked_sub(1)
+            .is_some_and(|at| matches!(program.steps[at].kind, StepKind::ExpertWindow { .. }));
         if (is_edge(it) || after_window) && !it.barrier {
             errors.push(CheckError::step(&program.name, step, Fault::NoMeeting));
         }

@@ -78,7 +78,11 @@ pub(super) fn expected(graph: &Graph, data: &OpData) -> Option<StepKind> {
         Op::ExpertSum {} => StepKind::ExpertSum,
         Op::LutBuild { code, tables } => StepKind::LutBuild { code: *code, tables: *tables },
         Op::ExpertLut { gather } => StepKind::ExpertLut { gather: *gather },
-        Op::Slice { .. } | Op::Reshape { .. } | Op::BankSlice {} | Op::LutApply {} | Op::ForEachExpert { .. } => return None,
+        Op::Slice { .. }
+        | Op::Reshape { .. }
+        | Op::BankSlice {}
+        | Op::LutApply {}
+        | Op::ForEachExpert { .. } => return None,
     })
 }
 

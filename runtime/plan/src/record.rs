@@ -103,7 +103,8 @@ mod tests {
         out.extend([if it.is_packed { 8 } else { 4 }, 0]);
         out.extend(u16::try_from(it.codebooks).expect("small").to_le_bytes());
         out.extend([0; 4]);
-        for n in [it.bytes / BLOCK, it.indices[0], it.indices[1], it.indices[2], it.scales, 0xdead_beef, 0, 0] {
+        for n in [it.bytes / BLOCK, it.indices[0], it.indices[1], it.indices[2], it.scales, 0xdead_beef, 0, 0]
+        {
             out.extend(u32::try_from(n).expect("small").to_le_bytes());
         }
         out

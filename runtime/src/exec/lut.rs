@@ -66,8 +66,12 @@ impl Exec<'_> {
             for positions in slabs(0..k) {
                 let slab = &bytes[layout.slab_at(positions.start)..];
                 match layout.tables {
-                    Tables::Fixed24 => self.table.lut_apply_fixed24(layout.code, slab, indices, positions, k, sums),
-                    Tables::Fixed16 => self.table.lut_apply_fixed16(layout.code, slab, indices, positions, k, sums),
+                    Tables::Fixed24 => {
+                        self.table.lut_apply_fixed24(layout.code, slab, indices, positions, k, sums)
+                    }
+                    Tables::Fixed16 => {
+                        self.table.lut_apply_fixed16(layout.code, slab, indices, positions, k, sums)
+                    }
                     Tables::F32 => self.table.lut_apply_f32(layout.code, slab, indices, positions, k, sums),
                     Tables::Container => {
                         self.table.lut_apply_container(layout.code, slab, indices, positions, k, sums);

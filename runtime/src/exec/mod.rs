@@ -175,7 +175,9 @@ impl Exec<'_> {
             StepKind::ExpertSum => self.expert_sum(step, part),
             StepKind::LutBuild { code, tables } => self.lut_build(step, &part, (*code, *tables)),
             StepKind::ExpertLut { gather } => self.expert_lut(step, &part, *gather, scratch),
-            StepKind::ExpertPrefetch { .. } | StepKind::ExpertWindow { .. } | StepKind::ExpertRelease { .. } => {
+            StepKind::ExpertPrefetch { .. }
+            | StepKind::ExpertWindow { .. }
+            | StepKind::ExpertRelease { .. } => {
                 unreachable!("handled above")
             }
         }

@@ -8,7 +8,8 @@
 
 use std::ops::Range;
 
-use super::manifest::LayerEntry;
+use serde::Deserialize;
+
 use super::vq::{VEC_DIM, VqCode};
 use crate::formats::error::{FormatError, Item, Result};
 use crate::formats::meta::Meta;
@@ -57,7 +58,7 @@ impl MatrixKind {
 
 /// The sizes that the configuration gives to experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Geometry {
+pub(crate) struct Geometry {
     layers: u32,
     first_moe: u32,
     experts: u32,
@@ -93,7 +94,7 @@ impl Expert {
         for (matrix, kind) in matrices.iter_mut().zip(MatrixKind::ALL) {
             let (rows, cols) = self.shape(kind);
             *matrix = BankMatrix { rows, cols, indices: at, scales: 0 };
-            at = at.checked_add(code.stream_bytes(rows, cols)?)?;
+            at = at.checked_add(code.index_bytes(rows.into(), cols.into())?)?;
         }
         for matrix in &mut matrices {
             matrix.scales = at;
@@ -104,7 +105,7 @@ impl Expert {
 }
 
 impl Geometry {
-    pub(super) fn of_config(config: &Meta) -> Result<Self> {
+    pub(crate) fn of_config(config: &Meta) -> Result<Self> {
         let get = |key: &str| config.get_u32(key);
         let experts = match get("num_experts")? {
             Some(count) => count,
@@ -132,13 +133,28 @@ impl Geometry {
         })
     }
 
+    /// The layers with experts; none if the model has no experts.
+    pub(crate) fn moe_layers(&self) -> Range<u32> {
+        self.first_moe.min(self.layers)..self.layers
+    }
+
+    /// Experts of such a layer.
+    pub(crate) fn experts(&self) -> u32 {
+        self.experts
+    }
+
+    /// The shape of each.
+    pub(crate) fn expert(&self) -> Expert {
+        Expert { inter: self.inter, latent: self.latent }
+    }
+
     /// `entries` by layer: one for each layer with experts, none for others.
     pub(super) fn match_layers(
         &self,
         config: &Meta,
-        entries: Vec<(u32, LayerEntry)>,
-    ) -> Result<Vec<(u32, LayerEntry)>> {
-        let wanted = self.first_moe..self.layers.max(self.first_moe);
+        entries: Vec<(u32, BankEntry)>,
+    ) -> Result<Vec<(u32, BankEntry)>> {
+        let wanted = self.moe_layers();
         let refuse = |layer: u32, reason: String| FormatError::Malformed {
             file: config.file().to_owned(),
             item: Item::key(&format!("layers.{layer}")),
@@ -182,6 +198,19 @@ pub struct BankMatrix {
     pub scales: u64,
 }
 
+/// A bank as a manifest has it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct BankEntry {
+    /// The file beside the manifest.
+    pub file: String,
+    /// The number of experts.
+    pub experts: u64,
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// The first codebook of the layer.
+    pub codebook_base: u64,
+}
+
 /// The experts of one layer.
 #[derive(Clone, Debug)]
 pub struct Bank {
@@ -202,7 +231,7 @@ impl Bank {
         file: usize,
         geometry: &Geometry,
         code: VqCode,
-        entry: LayerEntry,
+        entry: BankEntry,
         source: &Source,
     ) -> Result<Self> {
         let bad = |reason: String| FormatError::Malformed {
@@ -211,7 +240,7 @@ impl Bank {
             offset: 0,
             reason,
         };
-        let expert = Expert { inter: geometry.inter, latent: geometry.latent };
+        let expert = geometry.expert();
         let (matrices, used_bytes) = expert.layout(code).ok_or_else(|| {
             bad(format!(
                 "experts of {} × {} cannot be coded in vectors of {VEC_DIM}",
@@ -296,7 +325,7 @@ impl Bank {
     /// The codebooks of `kind`, one a stage.
     #[must_use]
     pub fn books(&self, kind: MatrixKind) -> Range<u32> {
-        let stages = self.code.stages();
+        let stages = self.code.stages() as u32;
         let first = self.codebook_base + kind as u32 * stages;
         first..first + stages
     }
@@ -428,6 +457,20 @@ impl<'a> Record<'a> {
         }
     }
 
+    /// Checks that nothing but zeros follows the scales.
+    ///
+    /// # Errors
+    /// The first other byte.
+    pub fn check_padding(&self) -> std::result::Result<(), RecordFault> {
+        let start = self.bank.used_bytes;
+        match self.part(start, self.bank.record_bytes - start).iter().position(|it| *it != 0) {
+            None => Ok(()),
+            Some(at) => {
+                Err(RecordFault { at: start + at as u64, reason: "the padding is not zero".to_owned() })
+            }
+        }
+    }
+
     /// Decodes `row` of `kind` into `out`: scale · Σ centroids, the sum in f64, rounded once. `books` are those of
     /// `Container::books`. Indices of a code with 256 entries cannot be out of range, nor can six bits with 64.
     ///
@@ -436,15 +479,14 @@ impl<'a> Record<'a> {
     pub fn decode_row(&self, kind: MatrixKind, row: u32, books: &[f32], out: &mut [f32]) {
         let (code, matrix) = (self.bank.code, self.bank.matrix(kind));
         assert!(row < matrix.rows && out.len() == matrix.cols as usize, "a row of this matrix");
-        let stage_len = (code.entries() * VEC_DIM) as usize;
-        assert_eq!(books.len(), code.stages() as usize * stage_len, "the books of this matrix");
+        assert_eq!(books.len(), code.books_len(), "the books of this matrix");
         let scale = half::f16::from_le_bytes(self.array(matrix.scales + 2 * u64::from(row))).to_f64();
-        for (position, weights) in (0..).zip(out.as_chunks_mut::<{ VEC_DIM as usize }>().0) {
-            let at = matrix.indices + code.index_at(row, position, matrix.cols);
-            let indices = code.unpack(self.part(at, code.index_bytes().into()));
-            let mut sums = [0.0; VEC_DIM as usize];
-            for (stage, index) in books.chunks_exact(stage_len).zip(indices) {
-                let centroid = &stage[usize::from(index) * sums.len()..][..sums.len()];
+        for (position, weights) in (0..).zip(out.as_chunks_mut::<VEC_DIM>().0) {
+            let at = code.index_at(row.into(), position, matrix.cols.into()).expect("a position of this row");
+            let indices = code.unpack(self.part(matrix.indices + at, code.position_bytes() as u64));
+            let mut sums = [0.0; VEC_DIM];
+            for (stage, index) in books.chunks_exact(code.entries() * VEC_DIM).zip(indices) {
+                let centroid = &stage[usize::from(index) * VEC_DIM..][..VEC_DIM];
                 sums.iter_mut().zip(centroid).for_each(|(sum, c)| *sum += f64::from(*c));
             }
             #[expect(clippy::cast_possible_truncation, reason = "rounding once is the definition")]

@@ -80,8 +80,8 @@ impl Codebooks {
         expect(0, "magic", magic, BOOK_MAGIC)?;
         expect(4, "id", id, index & 0xffff)?;
         expect(6, "format", book[6].into(), BOOK_FORMAT.into())?;
-        expect(7, "vector length", book[7].into(), VEC_DIM)?;
-        expect(8, "entries", entries, self.code.entries())?;
+        expect(7, "vector length", book[7].into(), VEC_DIM as u32)?;
+        expect(8, "entries", entries, self.code.entries() as u32)?;
         let centroids = book[header()..].as_chunks::<2>().0;
         match centroids.iter().position(|it| !half::f16::from_le_bytes(*it).is_finite()) {
             None => Ok(()),
@@ -107,5 +107,5 @@ const fn header() -> usize {
 
 /// Bytes of one book, header included.
 pub(super) const fn book_bytes(code: VqCode) -> u64 {
-    BOOK_HEADER + code.entries() as u64 * VEC_DIM as u64 * 2
+    BOOK_HEADER + (code.entries() * VEC_DIM * 2) as u64
 }

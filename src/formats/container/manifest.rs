@@ -15,7 +15,8 @@ use serde_json::Value as Json;
 use serde_json::value::RawValue;
 
 use super::MANIFEST;
-use super::vq::{INDEX_BLOCK, VEC_DIM, VqCode};
+use super::bank::BankEntry;
+use super::vq::{ROW_BLOCK, VEC_DIM, VqCode};
 use crate::formats::config::{json_offset, parse_config};
 use crate::formats::error::{FormatError, Item, Result, shown};
 use crate::formats::meta::Meta;
@@ -39,7 +40,7 @@ pub(super) struct Parsed {
     pub(super) code: VqCode,
     pub(super) trunk: Vec<TrunkEntry>,
     /// By layer, ascending.
-    pub(super) layers: Vec<(u32, LayerEntry)>,
+    pub(super) layers: Vec<(u32, BankEntry)>,
 }
 
 #[derive(Deserialize)]
@@ -55,7 +56,7 @@ struct Manifest {
     tensor_prefix: String,
     config: Box<RawValue>,
     expert_quant: Quant,
-    layers: Pairs<LayerEntry>,
+    layers: Pairs<BankEntry>,
     trunk: Vec<TrunkEntry>,
 }
 
@@ -86,16 +87,7 @@ fn entries() -> u64 {
 }
 
 fn block() -> u64 {
-    INDEX_BLOCK.into()
-}
-
-/// A bank as the manifest has it.
-#[derive(Deserialize)]
-pub(super) struct LayerEntry {
-    pub(super) file: String,
-    pub(super) experts: u64,
-    pub(super) bytes: u64,
-    pub(super) codebook_base: u64,
+    ROW_BLOCK as u64
 }
 
 /// A trunk tensor as the manifest has it.
@@ -189,21 +181,22 @@ impl Quant {
             what: found.to_string(),
             supported,
         };
-        if self.index_block != u64::from(INDEX_BLOCK) {
+        if self.index_block != ROW_BLOCK as u64 {
             return Err(refuse("index_block", self.index_block, "64 is"));
         }
-        if self.vec_dim != u64::from(VEC_DIM) {
+        if self.vec_dim != VEC_DIM as u64 {
             return Err(refuse("vec_dim", self.vec_dim, "8 is"));
         }
+        let index_bits = |it: VqCode| (8 * it.position_bytes() / it.stages()) as u64;
         let bits: Vec<VqCode> =
-            VqCode::ALL.into_iter().filter(|it| u64::from(it.index_bits()) == self.index_bits).collect();
+            VqCode::ALL.into_iter().filter(|it| index_bits(*it) == self.index_bits).collect();
         if bits.is_empty() {
             return Err(refuse("index_bits", self.index_bits, "6 and 8 are"));
         }
-        let Some(code) = bits.into_iter().find(|it| u64::from(it.stages()) == self.stages) else {
+        let Some(code) = bits.into_iter().find(|it| it.stages() as u64 == self.stages) else {
             return Err(refuse("stages", self.stages, "3 and 2 with index_bits 8, 4 with index_bits 6 are"));
         };
-        if u64::from(code.entries()) != self.entries {
+        if code.entries() as u64 != self.entries {
             return Err(refuse("entries", self.entries, "256 with index_bits 8, 64 with index_bits 6 are"));
         }
         Ok(code)

@@ -31,12 +31,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+pub(crate) use bank::Geometry;
 pub use bank::{
-    Bank, BankMatrix, Expert, MatrixKind, RECORD_ALIGN, RECORD_HEADER, RECORD_MAGIC, Record, RecordFault,
+    Bank, BankEntry, BankMatrix, Expert, MatrixKind, RECORD_ALIGN, RECORD_HEADER, RECORD_MAGIC, Record,
+    RecordFault,
 };
 pub use codebooks::{BOOK_FORMAT, BOOK_HEADER, BOOK_MAGIC};
 pub use trunk::{DEFAULT_GROUP, TrunkFormat, TrunkTensor};
-pub use vq::{INDEX_BLOCK, VEC_DIM, VqCode};
+pub use vq::{ROW_BLOCK, VEC_DIM, VqCode};
 
 use self::codebooks::Codebooks;
 use super::error::{FormatError, Item, Result};
@@ -72,12 +74,12 @@ impl Container {
         let codebook_file = Source::open(&folder.join("codebooks.bin"))?;
         let codebooks = Codebooks::new(code, &codebook_file);
         let mut sources = vec![trunk_file, codebook_file];
-        let geometry = bank::Geometry::of_config(&config)?;
+        let geometry = Geometry::of_config(&config)?;
         let mut banks = BTreeMap::new();
         for (layer, entry) in geometry.match_layers(&config, layers)? {
             let source = Source::open(&folder.join(&entry.file))?;
             let bank = Bank::new(layer, sources.len(), &geometry, code, entry, &source)?;
-            codebooks.check(&sources[1], bank.codebook_base(), 3 * code.stages())?;
+            codebooks.check(&sources[1], bank.codebook_base(), 3 * code.stages() as u32)?;
             sources.push(source);
             banks.insert(layer, bank);
         }

@@ -3,9 +3,9 @@
 use super::ParseError;
 use super::kind;
 use super::lex::{Line, Parsed};
-use crate::schema::{Bank, Records,
-    Memory, Model, Operand, Options, Part, Place, Plan, Port, PortName, Program, Rows, Source, State,
-    StateKind, Step, Tile, Weight,
+use crate::schema::{
+    Bank, Memory, Model, Operand, Options, Part, Place, Plan, Port, PortName, Program, Records, Rows, Source,
+    State, StateKind, Step, Tile, Weight,
 };
 use crate::{DType, Math, Packing};
 

@@ -20,7 +20,10 @@ pub(super) fn banks(plan: &Plan, report: &mut Report) {
             let end = bank.bytes.checked_mul(bank.experts.into()).and_then(|it| it.checked_add(bank.offset));
             ensure(end.is_some_and(|it| it <= source.bytes), || {
                 let (n, bytes, offset) = (bank.experts, bank.bytes, bank.offset);
-                format!("{n} records of {bytes} bytes at byte {offset} leave a source of {} bytes", source.bytes)
+                format!(
+                    "{n} records of {bytes} bytes at byte {offset} leave a source of {} bytes",
+                    source.bytes
+                )
             })
         };
         report.check(At::Bank(i), checked());
@@ -118,7 +121,9 @@ fn one(plan: &Plan, program: &Program, i: usize, open: Option<(u32, usize)>) -> 
                 _ => None,
             };
             let bank = weight.and_then(|it| it.records).map(|it| it.bank);
-            ensure(bank.is_some() && bank == it.map(|it| it.0), || "reads records outside a loop over them".into())
+            ensure(bank.is_some() && bank == it.map(|it| it.0), || {
+                "reads records outside a loop over them".into()
+            })
         }
         (kind, Some(_)) => {
             let by_rows = matches!(

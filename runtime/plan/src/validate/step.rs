@@ -327,7 +327,9 @@ impl<'p> Operands<'p> {
             | StepKind::ExpertSort { .. }
             | StepKind::ExpertGather
             | StepKind::ExpertSum => all,
-            StepKind::ExpertPrefetch { .. } | StepKind::ExpertWindow { .. } | StepKind::ExpertRelease { .. } => {
+            StepKind::ExpertPrefetch { .. }
+            | StepKind::ExpertWindow { .. }
+            | StepKind::ExpertRelease { .. } => {
                 unreachable!("they have no results")
             }
         };

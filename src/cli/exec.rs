@@ -89,6 +89,7 @@ pub(crate) fn execute(
         texts: &texts,
         generation: &generation,
         counters: session.counters(),
+        experts: session.expert_counters(),
         setup: &setup,
         seed: sampling.seed,
         load_time,

@@ -104,7 +104,10 @@ fn config_cases() -> Vec<(Vec<(&'static str, Json)>, &'static str)> {
         (vec![("attention_bias", json!(true))], "tensor 'model.layers.0.self_attn.q_proj.bias' is missing"),
         (vec![("mlp_bias", json!(true))], "tensor 'model.layers.0.mlp.gate_proj.bias' is missing"),
         (vec![("tie_word_embeddings", json!(false))], "tensor 'lm_head.weight' is missing"),
-        (vec![("num_hidden_layers", json!(4_000_000_000_u32))], "tensor 'model.layers.1."),
+        (
+            vec![("num_hidden_layers", json!(4_000_000_000_u32))],
+            "4000000000 layers, but there are 11 tensors",
+        ),
         (
             vec![("vocab_size", json!(11))],
             "tensor 'model.embed_tokens.weight' has shape [10, 8], expected [11, 8]",

@@ -124,7 +124,7 @@ pub enum RopeScaling {
         /// `original_max_position_embeddings`.
         orig: u32,
     },
-    /// YaRN (Peng et al. 2023, eq. 23): pairs that turn fewer than `slow` times in `orig` positions divided by `factor`, those that turn more
+    /// YaRN (Peng et al. 2023, §3.2): pairs that turn fewer than `slow` times in `orig` positions divided by `factor`, those that turn more
     /// than `fast` times kept, a ramp between. Its factor on attention is the front end's: part of the scale.
     Yarn {
         /// The divisor of low frequencies.

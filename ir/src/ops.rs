@@ -122,7 +122,7 @@ ops! {
     /// `beta` and `linear` as in [`Op::Glu`].  Shazeer 2020, eq. 6.
     "linear_glu" LinearGlu ("x", "gate", "up") { act: Act, quant: Option<Math>, beta: f32 = 1.0, linear: f32 = 0.0 } -> 1;
     /// y[r] = x[r] · bank[r mod H]ᵀ: each head has its own matrix.  x: f32 or `fx[m·H, k]`, bank: `any[H, n, k]`, y: `f32[m·H, n]`.
-    /// The value half of absorbed latent attention, DeepSeek-V2 report 2024, §2.1.2.
+    /// The value half of absorbed latent attention, DeepSeek-V2 report 2024, §2.1.
     "head_linear" HeadLinear ("x", "bank") {} -> 1;
     /// y[r] = x[r] · bank[r mod H].  x: `f32[m·H, n]`, bank: `any[H, n, k]`, y: `f32[m·H, k]`, the sum ascending over n.
     /// The key half of absorbed latent attention.
@@ -146,7 +146,7 @@ ops! {
     "layer_norm" LayerNorm ("x", "w", "b?") { eps: f32, quant: Option<Math> } -> 1;
     /// y = scale · x / sqrt(Σ x² + eps) over each `dim` columns.  x, y: `f32[m, n]`.  fla, `l2norm`.
     "l2_norm" L2Norm ("x") { dim: u32, eps: f32, scale: f32 } -> 1;
-    /// y = rms_norm(x) ∘ w ∘ sigmoid(gate) over each d columns.  x, gate, y: `f32[m, n]`, w: `f32[d]`.  Kimi Linear report 2025, eq. 10.
+    /// y = rms_norm(x) ∘ w ∘ sigmoid(gate) over each d columns.  x, gate, y: `f32[m, n]`, w: `f32[d]`.  Kimi Linear report 2025, §4.
     "gated_rms_norm" GatedRmsNorm ("x", "gate", "w") { eps: f32 } -> 1;
     /// Attention over the residuals of earlier blocks: y = Σ_i p_i v_i over v = x, then each block, with
     /// p = softmax(Σ_j v_j / sqrt(mean(v²) + eps) · norm_j · proj_j).  x, y: `f32[T, h]`, norm, proj: `f32[h]`, blocks: `f32[T, nb·h]`.
@@ -166,7 +166,7 @@ ops! {
     "attention" Attention ("q", "k", "v", "row", "pos") { scale: f32 } -> 1;
     /// Causal attention over latents that every head shares: y[t, h] = softmax(scale · (q · c[≤ pos] + q_rope · r[≤ pos])) · c, a position
     /// of the cache being c | r.  q: `f32[T·H, kl]`, q_rope: `f32[T·H, r]`, cache: `state[B, S, 1, kl + r]`, y: `f32[T·H, kl]`.
-    /// DeepSeek-V2 report 2024, eq. 9–16, absorbed as in its §2.1.2; order of summation in numerics §3.
+    /// DeepSeek-V2 report 2024, §2.1, absorbed; order of summation in numerics §3.
     "latent_attention" LatentAttention ("q", "cache", "row", "pos", "q_rope?") { scale: f32 } -> 1;
     /// A causal convolution along each row's tokens, channel by channel: y[t, c] = act(Σ_j w[c, j] · in[t − K + 1 + j, c]), and the next
     /// ring: the last K − 1 inputs of each row, oldest first.  `in` is x, before this call the ring of row[t]; where pos is 0 the row begins

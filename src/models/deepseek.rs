@@ -45,7 +45,7 @@ const HF: Names = Names {
     ffn: ["mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"],
     moe: MoeNames {
         router: "mlp.gate.weight",
-        bias: "mlp.gate.e_score_correction_bias",
+        bias: Some("mlp.gate.e_score_correction_bias"),
         experts: ExpertNames::Each {
             before: "mlp.experts.",
             matrices: [".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"],
@@ -75,7 +75,7 @@ const MOST_EXTRA: u32 = 16;
 
 fn from_json(files: &ModelFiles) -> Result<Config> {
     let meta = files.meta();
-    let n_layers = hybrid::layers(files, "num_hidden_layers")?;
+    let n_layers = keys::layers(files, "num_hidden_layers")?;
     let heads = positive(meta, "num_attention_heads")?;
     if let Some(kv_heads) = get_positive(meta, "num_key_value_heads")?.filter(|it| *it != heads) {
         let reason = format!("{kv_heads}, but latents are shared by all {heads} heads");

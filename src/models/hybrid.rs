@@ -19,7 +19,6 @@ use crate::formats::{Meta, ModelFiles};
 
 use super::ffn::Ffn;
 use super::kda::{Kda, KdaStates};
-use super::keys::positive;
 use super::mla::{self, Mla};
 use super::moe::Moe;
 use super::program::{self, Body};
@@ -36,16 +35,6 @@ pub(super) fn import(files: &ModelFiles, opts: &ImportOptions, config: &Config) 
     let states = States::add(&mut module, opts, config)?;
     program::add_programs(&mut module, opts, files.meta().file(), |cx| model.logits(cx, config, &states))?;
     Ok(module)
-}
-
-/// The number of layers that `key` says: at most as many as there are tensors.
-pub(super) fn layers(files: &ModelFiles, key: &str) -> Result<u32> {
-    let (meta, n_tensors) = (files.meta(), files.tensors().len());
-    let n = positive(meta, key)?;
-    if n as usize > n_tensors {
-        return Err(meta.refuse(key, format!("{n} layers, but there are {n_tensors} tensors")).into());
-    }
-    Ok(n)
 }
 
 /// Layers before the first with experts, which `key` says: all where there are none. Every later layer must have them.

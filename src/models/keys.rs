@@ -5,7 +5,7 @@
 
 use waste_ir::{Act, UnaryKind};
 
-use crate::formats::{FormatError, Meta, shown};
+use crate::formats::{FormatError, Meta, ModelFiles, shown};
 
 /// Keys of config.json that do not change what the model computes: training, sampling defaults, bookkeeping, text.
 /// A trailing `*` stands for any rest.
@@ -183,6 +183,16 @@ pub(super) const fn unary(act: Act) -> Option<UnaryKind> {
         Act::GeluErf => Some(UnaryKind::GeluErf),
         Act::Relu => Some(UnaryKind::Relu),
     }
+}
+
+/// The number of layers that `key` says: at most as many as there are tensors.
+pub(super) fn layers(files: &ModelFiles, key: &str) -> Result<u32, FormatError> {
+    let (meta, n_tensors) = (files.meta(), files.tensors().len());
+    let n = positive(meta, key)?;
+    if n as usize > n_tensors {
+        return Err(meta.refuse(key, format!("{n} layers, but there are {n_tensors} tensors")));
+    }
+    Ok(n)
 }
 
 /// Counts all keys that start with `prefix` as used: they are about what the model does not have.

@@ -31,7 +31,7 @@ const HF: Names = Names {
     ffn: ["mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"],
     moe: MoeNames {
         router: "block_sparse_moe.gate.weight",
-        bias: "block_sparse_moe.gate.e_score_correction_bias",
+        bias: Some("block_sparse_moe.gate.e_score_correction_bias"),
         experts: ExpertNames::Each {
             before: "block_sparse_moe.experts.",
             matrices: [".w1.weight", ".w3.weight", ".w2.weight"],
@@ -64,7 +64,7 @@ pub(super) fn trained_ctx(meta: &Meta) -> Result<u32> {
 fn from_json(files: &ModelFiles) -> Result<Config> {
     let meta = files.meta();
     let folder = files.folder().file_name().map(|it| it.to_string_lossy().into_owned());
-    let n_layers = hybrid::layers(files, "num_hidden_layers")?;
+    let n_layers = keys::layers(files, "num_hidden_layers")?;
     let is_kda = delta_layers(meta, n_layers)?;
     let is_tied = match meta.get_bool("tie_word_embeddings")? {
         Some(it) => it,

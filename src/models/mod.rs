@@ -2,7 +2,7 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `llama` | Llama 2 and 3, Mistral without a window, SmolLM2, Qwen2, Qwen3; safetensors and GGUF |
+//! | `llama` | Llama 2 and 3, Mistral without a window, SmolLM2, Qwen2, Qwen3, Mixtral, OLMoE, Qwen3-MoE; safetensors and GGUF |
 //! | `gpt2` | GPT-2; safetensors and GGUF |
 //! | `kimi` | Kimi-Linear and Kimi K3; safetensors |
 //! | `deepseek` | DeepSeek-V3 and R1, Kimi K2; safetensors and GGUF |
@@ -171,11 +171,14 @@ enum Family {
 }
 
 /// The names of supported architectures: in config.json, its class, in GGUF, and the front end.
-const FAMILIES: [(&str, &str, &str, Family); 8] = [
+const FAMILIES: [(&str, &str, &str, Family); 11] = [
     ("llama", "LlamaForCausalLM", "llama", Family::Llama(llama::Variant::Llama)),
     ("mistral", "MistralForCausalLM", "", Family::Llama(llama::Variant::Mistral)),
     ("qwen2", "Qwen2ForCausalLM", "qwen2", Family::Llama(llama::Variant::Qwen2)),
     ("qwen3", "Qwen3ForCausalLM", "qwen3", Family::Llama(llama::Variant::Qwen3)),
+    ("mixtral", "MixtralForCausalLM", "", Family::Llama(llama::Variant::Mixtral)),
+    ("olmoe", "OlmoeForCausalLM", "olmoe", Family::Llama(llama::Variant::Olmoe)),
+    ("qwen3_moe", "Qwen3MoeForCausalLM", "qwen3moe", Family::Llama(llama::Variant::Qwen3Moe)),
     ("gpt2", "GPT2LMHeadModel", "gpt2", Family::Gpt2),
     ("kimi_linear", "KimiLinearForCausalLM", "", Family::Kimi),
     ("deepseek_v3", "DeepseekV3ForCausalLM", "deepseek2", Family::DeepSeek),

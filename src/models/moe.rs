@@ -116,7 +116,8 @@ fn scoring(meta: &Meta, keys: &MoeKeys<'_>) -> std::result::Result<Scoring, Form
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MoeNames {
     pub(super) router: &'static str,
-    pub(super) bias: &'static str,
+    /// A correction of the ranks, if the format has one.
+    pub(super) bias: Option<&'static str>,
     pub(super) experts: ExpertNames,
     /// Gate, up and down of the block that every token passes.
     pub(super) shared: [&'static str; 3],
@@ -194,10 +195,10 @@ impl Moe {
         let mut bank =
             |i: usize| names.experts.take(weights, layer, i, [c.experts, shapes[i][0], shapes[i][1]]);
         let (gate, up, down) = (bank(0)?, bank(1)?, bank(2)?);
-        let bias = name(names.bias);
+        let bias = names.bias.map(name).filter(|it| weights.has(it));
         Ok(Self {
             router: weights.matrix(&name(names.router), c.experts, hidden)?,
-            bias: weights.has(&bias).then(|| weights.vector(&bias, c.experts)).transpose()?,
+            bias: bias.map(|it| weights.vector(&it, c.experts)).transpose()?,
             gate,
             up,
             down,

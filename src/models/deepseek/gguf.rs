@@ -40,7 +40,7 @@ const NAMES: Names = Names {
     ffn: ["ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"],
     moe: MoeNames {
         router: "ffn_gate_inp.weight",
-        bias: "exp_probs_b.bias",
+        bias: Some("exp_probs_b.bias"),
         experts: ExpertNames::Stacked(["ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"]),
         shared: ["ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_down_shexp.weight"],
         latent: [""; 3],
@@ -61,7 +61,7 @@ const KEYS: MoeKeys<'static> = MoeKeys {
 
 pub(super) fn read(files: &ModelFiles) -> Result<Config> {
     let meta = files.meta();
-    let n_layers = hybrid::layers(files, "deepseek2.block_count")?;
+    let n_layers = keys::layers(files, "deepseek2.block_count")?;
     let mut moe = MoeConfig::read(meta, &KEYS)?;
     if let Some(moe) = &mut moe {
         moe.scoring = scoring(meta)?;

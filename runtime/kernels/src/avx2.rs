@@ -135,8 +135,8 @@ pub(crate) fn transpose_quarters(rows: [__m256; 4]) -> [__m256; 4] {
 /// Asks for the cache line `ahead` bytes past the start of `src`, wherever that is.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(crate) fn prefetch(src: &[u8], ahead: usize) {
-    _mm_prefetch::<_MM_HINT_T0>(src.as_ptr().wrapping_add(ahead).cast());
+pub(crate) fn prefetch<T>(src: &[T], ahead: usize) {
+    _mm_prefetch::<_MM_HINT_T0>(src.as_ptr().wrapping_byte_add(ahead).cast());
 }
 
 /// The two halves of an array.

@@ -14,6 +14,8 @@ pub(crate) trait CacheElem: Copy {
     fn from_f32(x: f32) -> Self;
     /// Eight of them with their type in the open, for code that loads them in its own way.
     fn eight(src: &[Self; 8]) -> Eight<'_>;
+    /// Elements that are f32 already.
+    fn floats(src: &[Self]) -> Option<&[f32]>;
 }
 
 /// Eight cache elements.
@@ -35,6 +37,10 @@ impl CacheElem for f32 {
     fn eight(src: &[Self; 8]) -> Eight<'_> {
         Eight::F32(src)
     }
+    #[inline(always)]
+    fn floats(src: &[Self]) -> Option<&[f32]> {
+        Some(src)
+    }
 }
 
 impl CacheElem for f16 {
@@ -49,6 +55,10 @@ impl CacheElem for f16 {
     #[inline(always)]
     fn eight(src: &[Self; 8]) -> Eight<'_> {
         Eight::F16(src)
+    }
+    #[inline(always)]
+    fn floats(_: &[Self]) -> Option<&[f32]> {
+        None
     }
 }
 

@@ -15,7 +15,7 @@ use super::portable::{Work, add_columns, check_matrix, walk};
 use super::{COLUMNS, Queries};
 use crate::attention::TILE;
 use crate::attention::portable::{CacheElem, Eight};
-use crate::avx2::{load_16, load_32, load_halves, load_ps, store_ps, transpose_quarters};
+use crate::avx2::{load_16, load_32, load_halves, load_ps, prefetch, store_ps, transpose_quarters};
 use crate::cpu::Isa;
 use crate::half16::{bf16_to_f32, f16_to_f32};
 use crate::table::{Entry, KernelTable};
@@ -23,7 +23,7 @@ use crate::view::{RowsF32, TileMut};
 
 /// Queries that share a register of the cache.
 const QUERIES: usize = 3;
-/// Latents of a tile that all queries pass over: 8 KB of f32.
+/// Latents of an f32 tile that all queries pass over: 8 KB.
 const CHUNK: usize = 64;
 
 /// Overlays the rows of this tier. The caller has the tier.
@@ -76,8 +76,8 @@ fn one_tile<T: CacheElem>(
 
     p.fill([0.0; TILE]);
     let (values, keys) = tile.split_at(kl * TILE);
-    add_products(queries.q, values, p);
-    add_products(queries.q_rope, keys, p);
+    add_products(queries.q, values, columns, p);
+    add_products(queries.q_rope, keys, columns, p);
     for (i, (p, factors)) in p.iter_mut().zip(&mut *factors).enumerate() {
         let visible = queries.visible(i, first);
         if visible > 0 {
@@ -106,18 +106,25 @@ fn one_tile<T: CacheElem>(
     }
 }
 
-/// Adds the products of queries `f32[n, d]` with d rows of a tile to their scores.
+/// Adds the products of queries `f32[n, d]` with d rows of a tile to their scores. `widened` is a place for rows as f32.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn add_products<T: CacheElem>(q: &RowsF32<'_>, rows: &[T], scores: &mut [[f32; TILE]]) {
-    for (chunk, rows) in rows.chunks(CHUNK * TILE).enumerate() {
-        let at = chunk * CHUNK;
+fn add_products<T: CacheElem>(q: &RowsF32<'_>, rows: &[T], widened: &mut [f32], scores: &mut [[f32; TILE]]) {
+    let at_once = if T::floats(rows).is_some() { CHUNK * TILE } else { widened.len() };
+    for (chunk, rows) in rows.chunks(at_once).enumerate() {
+        // The next chunk arrives while the queries pass over this one.
+        for line in rows.chunks(64 / size_of::<T>()) {
+            prefetch(line, size_of_val(rows));
+        }
+        let rows = T::floats(rows).unwrap_or_else(|| widen(rows, widened));
+        let (rows, _) = rows.as_chunks::<TILE>();
+        let at = chunk * at_once / TILE;
         let mut i = 0;
         while i < scores.len() {
             i += match scores.len() - i {
-                1 => add_some_products::<T, 1>(q, at, rows, i, scores),
-                2 | 4 => add_some_products::<T, 2>(q, at, rows, i, scores),
-                _ => add_some_products::<T, QUERIES>(q, at, rows, i, scores),
+                1 => add_some_products::<1>(q, at, rows, i, scores),
+                2 | 4 => add_some_products::<2>(q, at, rows, i, scores),
+                _ => add_some_products::<QUERIES>(q, at, rows, i, scores),
             };
         }
     }
@@ -126,31 +133,49 @@ fn add_products<T: CacheElem>(q: &RowsF32<'_>, rows: &[T], scores: &mut [[f32; T
 /// `N` queries from `from` on times some rows of a tile, of which the first is latent `at`; returns `N`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn add_some_products<T: CacheElem, const N: usize>(
+fn add_some_products<const N: usize>(
     q: &RowsF32<'_>,
     at: usize,
-    rows: &[T],
+    rows: &[[f32; TILE]],
     from: usize,
     scores: &mut [[f32; TILE]],
 ) -> usize {
-    let (rows, _) = rows.as_chunks::<TILE>();
     let q: [&[f32]; N] = std::array::from_fn(|n| &q.row(from + n)[at..][..rows.len()]);
     let scores = scores[from..].first_chunk_mut::<N>().expect("the queries have scores");
-    let mut sums = scores.map(|scores| registers(&scores));
+    let mut sums = [[_mm256_setzero_ps(); TILE / 8]; N];
+    for (sums, scores) in sums.iter_mut().zip(&*scores) {
+        for (sum, score) in sums.iter_mut().zip(scores.as_chunks().0) {
+            *sum = load_ps(score);
+        }
+    }
     for (i, row) in rows.iter().enumerate() {
-        let (row, _) = row.as_chunks::<8>();
+        let (row, _) = row.as_chunks();
         let q: [__m256; N] = std::array::from_fn(|n| _mm256_set1_ps(q[n][i]));
         for (lane, c) in row.iter().enumerate() {
-            let c = load(c);
+            let c = load_ps(c);
             for (sums, q) in sums.iter_mut().zip(q) {
                 sums[lane] = _mm256_fmadd_ps(q, c, sums[lane]);
             }
         }
     }
     for (scores, sums) in scores.iter_mut().zip(sums) {
-        scores.as_chunks_mut().0.iter_mut().zip(sums).for_each(|(score, sum)| store_ps(score, sum));
+        for (score, sum) in scores.as_chunks_mut().0.iter_mut().zip(sums) {
+            store_ps(score, sum);
+        }
     }
     N
+}
+
+/// Rows as f32.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn widen<'a, T: CacheElem>(rows: &[T], widened: &'a mut [f32]) -> &'a [f32] {
+    let (rows, _) = rows.as_chunks();
+    let (eights, _) = widened.as_chunks_mut();
+    for (to, from) in eights.iter_mut().zip(rows) {
+        store_ps(to, load(from));
+    }
+    &widened[..8 * rows.len()]
 }
 
 /// p and the factors of every query that sees something of the tile at `first`.
@@ -218,7 +243,8 @@ fn some_queries<T: CacheElem, const N: usize, const Q: usize>(
         }
     }
     for (i, sums) in sums.into_iter().enumerate().filter(|(i, _)| visible[*i] > 0) {
-        let [a, b] = weights.factors[from + i].map(|it| _mm256_set1_ps(it));
+        let [a, b] = weights.factors[from + i];
+        let (a, b) = (_mm256_set1_ps(a), _mm256_set1_ps(b));
         let (out, _) = out.row_mut(from + i)[at..][..8 * N].as_chunks_mut();
         for (out, sum) in out.iter_mut().zip(sums) {
             store_ps(out, _mm256_fmadd_ps(load_ps(out), a, _mm256_mul_ps(sum, b)));
@@ -253,14 +279,6 @@ fn transpose_square(rows: [__m256; 8]) -> [__m256; 8] {
     let [a, b] = [[low(0), low(1), low(2), low(3)], [high(0), high(1), high(2), high(3)]]
         .map(|it| transpose_quarters(it));
     [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]]
-}
-
-/// 32 f32 as registers.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn registers(src: &[f32; TILE]) -> [__m256; TILE / 8] {
-    let (src, _) = src.as_chunks();
-    std::array::from_fn(|i| load_ps(&src[i]))
 }
 
 /// Eight cache elements as f32.
@@ -337,16 +355,16 @@ fn add_rows<const B: usize, const R: usize>(
 ) {
     let k = y.len();
     let (y, last) = y.as_chunks_mut::<8>();
-    let rows: [(&[[[u8; B]; 8]], &[[u8; B]]); R] = std::array::from_fn(|r| rows[r * k..][..k].as_chunks());
-    let rows = rows.map(|(eights, rest)| (&eights[..y.len()], rest));
+    let rows: [&[[u8; B]]; R] = std::array::from_fn(|r| &rows[r * k..][..k]);
+    let eights: [&[[[u8; B]; 8]]; R] = std::array::from_fn(|r| &rows[r].as_chunks().0[..y.len()]);
     for (j, y) in y.iter_mut().enumerate() {
         let mut sum = load_ps(y);
-        for ((eights, _), x) in rows.iter().zip(x) {
-            sum = _mm256_fmadd_ps(_mm256_set1_ps(*x), eight(&eights[j]), sum);
+        for (row, x) in eights.iter().zip(x) {
+            sum = _mm256_fmadd_ps(_mm256_set1_ps(*x), eight(&row[j]), sum);
         }
         store_ps(y, sum);
     }
-    for (j, y) in last.iter_mut().enumerate() {
-        *y = rows.iter().zip(x).fold(*y, |sum, ((_, rest), x)| x.mul_add(one(rest[j]), sum));
+    for (j, y) in (k - last.len()..).zip(last) {
+        *y = rows.iter().zip(x).fold(*y, |sum, (row, x)| x.mul_add(one(row[j]), sum));
     }
 }

@@ -32,12 +32,12 @@ pub(crate) fn route_top_k(
         // Some of them gave their place to the scores of the groups.
         score(logits, rule.scoring, scores);
     }
-    for j in 0..k {
+    for (j, weight) in weights.iter_mut().enumerate() {
         let (chosen, rest) = ids.split_at_mut(j);
         let id = next_best(ranking, chosen);
         ranking[id] = f32::NAN;
         rest[0] = i32::try_from(id).expect("an id for every expert");
-        weights[j] = scores[id];
+        *weight = scores[id];
     }
     if rule.renorm && k > 1 {
         let sum = weights.iter().fold(0.0, |sum, w| sum + w) + TINY;

@@ -225,30 +225,27 @@ fn latent_attention_is_a_softmax_over_what_is_visible() {
 
 #[test]
 fn the_transposed_product_sums_over_rows() {
-    let (table, rng, n, k) = (portable(), &mut Rng(41), 128, 96);
-    let (w, x) = (rng.vec(n * k, Rng::normal), rng.vec(n, Rng::normal));
-    type Row = fn(&KernelTable, &[u8], &[f32], &mut [f32]);
-    let cases: [(Row, fn(f32) -> f32, fn(f32) -> Vec<u8>); 3] = [
-        (KernelTable::head_linear_t_f32, |x| x, |x| x.to_le_bytes().to_vec()),
-        (
-            KernelTable::head_linear_t_f16,
-            |x| f16::from_f32(x).to_f32(),
-            |x| f16::from_f32(x).to_le_bytes().to_vec(),
-        ),
-        (
-            KernelTable::head_linear_t_bf16,
-            |x| bf16::from_f32(x).to_f32(),
-            |x| bf16::from_f32(x).to_le_bytes().to_vec(),
-        ),
-    ];
-    for (call, round, bytes) in cases {
-        let stored: Vec<u8> = w.iter().flat_map(|&w| bytes(w)).collect();
-        let product = |j: usize| (0..n).map(|i| f64::from(x[i]) * f64::from(round(w[i * k + j]))).sum();
-        let want: Vec<f64> = (0..k).map(product).collect();
-        let mut y = vec![9.0; k];
-        call(&table, &stored, &x, &mut y);
-        assert!(relative(&y, &want) < 1e-6);
-    }
+    transposed(KernelTable::head_linear_t_f32, |x| (x.to_le_bytes().to_vec(), x.into()));
+    transposed(KernelTable::head_linear_t_f16, |x| {
+        let x = f16::from_f32(x);
+        (x.to_le_bytes().to_vec(), x.to_f64())
+    });
+    transposed(KernelTable::head_linear_t_bf16, |x| {
+        let x = bf16::from_f32(x);
+        (x.to_le_bytes().to_vec(), x.to_f64())
+    });
+}
+
+/// `store`: an element's bytes and what they stand for.
+fn transposed(call: fn(&KernelTable, &[u8], &[f32], &mut [f32]), store: fn(f32) -> (Vec<u8>, f64)) {
+    let (rng, n, k) = (&mut Rng(41), 128, 96);
+    let x = rng.vec(n, Rng::normal);
+    let (bytes, w): (Vec<_>, Vec<_>) = (0..n * k).map(|_| store(rng.normal())).unzip();
+    let product = |j: usize| (0..n).map(|i| f64::from(x[i]) * w[i * k + j]).sum();
+    let want: Vec<f64> = (0..k).map(product).collect();
+    let mut y = vec![9.0; k];
+    call(&portable(), &bytes.concat(), &x, &mut y);
+    assert!(relative(&y, &want) < 1e-6);
 }
 
 fn route(logits: &[f32], bias: Option<&[f32]>, rule: RouteRule, k: usize) -> (Vec<i32>, Vec<f32>) {

@@ -250,6 +250,7 @@ impl KernelTable {
                 crate::attention::avx2::install(&mut table);
                 crate::linear::avx2::install(&mut table);
                 crate::linear_f32::avx2::install(&mut table);
+                crate::lut::avx2::install(&mut table);
             }
         }
         table

@@ -26,6 +26,8 @@
 //! What stands in a table's bytes is private to the table of kernels that wrote them: a twin replaces a build and its
 //! apply together.
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
 pub(crate) mod portable;
 
 use std::ops::Range;

@@ -91,7 +91,7 @@ fn quantise(table: &mut [f32], q_max: i32) -> f32 {
 
 /// The entries of a range of positions, and the scales.
 #[inline(always)]
-fn parts<T: Plain>(layout: LutLayout, positions: usize, tables: &[u8]) -> (&[T], &[f32]) {
+pub(super) fn parts<T: Plain>(layout: LutLayout, positions: usize, tables: &[u8]) -> (&[T], &[f32]) {
     let (entries, scales) = tables.split_at(layout.entry_bytes(positions));
     (cast(entries), cast(&scales[..4 * layout.scales(positions)]))
 }
@@ -127,7 +127,7 @@ fn sums<C: Code>(indices: &[u8], table: &[i32]) -> [i32; ROW_BLOCK] {
     let mut sums = [0; ROW_BLOCK];
     for (indices, table) in indices.chunks_exact(C::POSITION).zip(table.chunks_exact(C::ENTRIES)) {
         for (sum, indices) in sums.iter_mut().zip(indices.chunks_exact(C::CODE.position_bytes())) {
-            *sum += looked_up::<C, _>(indices, table).fold(0, |sum, q| sum + q);
+            looked_up::<C, _>(indices, table, |q| *sum += q);
         }
     }
     sums
@@ -149,18 +149,20 @@ fn apply_f32<C: Code>(
         let indices = indices[positions.start * C::POSITION..].chunks_exact(C::POSITION);
         for (indices, table) in indices.zip(entries.chunks_exact(C::ENTRIES)) {
             for (acc, indices) in acc.iter_mut().zip(indices.chunks_exact(C::CODE.position_bytes())) {
-                *acc += looked_up::<C, _>(indices, table).reduce(|sum, t| sum + t).unwrap_or(0.0);
+                // The neutral element of addition is −0: 0 + (−0) = 0.
+                let mut sum = -0.0;
+                looked_up::<C, _>(indices, table, |t| sum += t);
+                *acc += sum;
             }
         }
     }
 }
 
-/// The entries that the indices of one position and row name, stages ascending.
+/// The entries that the indices of one position and row name, one a stage.
 #[inline(always)]
-fn looked_up<'a, C: Code, T: Copy>(
-    indices: &[u8],
-    table: &'a [T],
-) -> impl Iterator<Item = T> + use<'a, C, T> {
-    let books = table.chunks_exact(C::CODE.entries());
-    books.zip(C::CODE.unpack(indices)).map(|(book, number)| book[usize::from(number)])
+fn looked_up<C: Code, T: Copy>(indices: &[u8], table: &[T], mut f: impl FnMut(T)) {
+    let numbers = C::CODE.unpack(indices);
+    for stage in 0..C::CODE.stages() {
+        f(table[stage * C::CODE.entries() + usize::from(numbers[stage])]);
+    }
 }

@@ -26,9 +26,9 @@ macro_rules! rows {
         fn $build(code: VqCode, x: &[f32], books: &[f32], positions: Range<usize>, out: &mut [u8]) {
             let tables = Tables::$tables;
             match (code, $planes) {
-                (VqCode::Vq3r, _) => build::words::<super::Vq3r>(tables, x, books, positions, out),
-                (VqCode::Vq2r, _) => build::words::<super::Vq2r>(tables, x, books, positions, out),
-                (VqCode::Vq4p, 0) => build::words::<super::Vq4p>(tables, x, books, positions, out),
+                (VqCode::Vq3r, _) => build::words::<super::Vq3r, 3, 256>(tables, x, books, positions, out),
+                (VqCode::Vq2r, _) => build::words::<super::Vq2r, 2, 256>(tables, x, books, positions, out),
+                (VqCode::Vq4p, 0) => build::words::<super::Vq4p, 4, 64>(tables, x, books, positions, out),
                 (VqCode::Vq4p, _) => build::planes::<$planes>(tables, x, books, positions, out),
             }
         }

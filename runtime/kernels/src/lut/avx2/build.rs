@@ -22,14 +22,14 @@ use crate::quant_act::portable::step;
 /// Entries as words, `[v][stage][entry]`, then the scales: the portable layout.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn words<C: Code>(
+pub(super) fn words<C: Code, const S: usize, const E: usize>(
     tables: Tables,
     x: &[f32],
     books: &[f32],
     positions: Range<usize>,
     out: &mut [u8],
 ) {
-    build::<C>(tables, x, books, positions, out, |block, q_max, inverse| {
+    build::<C, S, E>(tables, x, books, positions, out, |block, q_max, inverse| {
         for eight in cast_mut::<f32>(block).as_chunks_mut::<8>().0 {
             let q = quantised(eight, q_max, inverse);
             store_ps(eight, _mm256_castsi256_ps(q));
@@ -48,7 +48,7 @@ pub(super) fn planes<const P: usize>(
     positions: Range<usize>,
     out: &mut [u8],
 ) {
-    build::<Vq4p>(tables, x, books, positions, out, |block, q_max, inverse| {
+    build::<Vq4p, 4, 64>(tables, x, books, positions, out, |block, q_max, inverse| {
         for i in 0..block.len() / (4 * 64) {
             let mut planes = [[0; 64]; P];
             let mut before = [_mm_setzero_si128(); P];
@@ -68,7 +68,7 @@ pub(super) fn planes<const P: usize>(
 /// Makes the tables block by block; `convert` turns the floats of a block into integers, given Q and Q / amax.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn build<C: Code>(
+fn build<C: Code, const S: usize, const E: usize>(
     tables: Tables,
     x: &[f32],
     books: &[f32],
@@ -80,9 +80,11 @@ fn build<C: Code>(
     let x = inputs(layout, x, books, &positions, out);
     let (entries, scales) = out.split_at_mut(layout.entry_bytes(x.len()));
     let scales = cast_mut(&mut scales[..4 * layout.scales(x.len())]);
+    let (books, _) = books.as_chunks().0.as_chunks();
     let blocks = entries.chunks_mut(layout.entry_bytes(tables.block()));
     for (b, (x, block)) in x.chunks(tables.block()).zip(blocks).enumerate() {
-        let amax = products::<C>(x, books, cast_mut(block));
+        let floats: &mut [f32] = cast_mut(block);
+        let amax = products::<S, E>(x, books, floats.as_chunks_mut().0.as_chunks_mut().0);
         if let Some(q_max) = tables.q_max() {
             let (xs, inverse) = step(amax, q_max);
             scales[b] = xs;
@@ -94,20 +96,23 @@ fn build<C: Code>(
     }
 }
 
-/// The floats of some positions; their largest magnitude, a NaN above all.
+/// The floats of some positions, the books transposed; their largest magnitude, a NaN above all.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn products<C: Code>(x: &[[f32; VEC_DIM]], books: &[f32], floats: &mut [f32]) -> f32 {
-    let entries = C::CODE.entries();
+fn products<const S: usize, const E: usize>(
+    x: &[[f32; VEC_DIM]],
+    books: &[[[f32; E]; VEC_DIM]],
+    floats: &mut [[[f32; E]; S]],
+) -> f32 {
     let mut amax = _mm256_setzero_si256();
-    for (x, table) in x.iter().zip(floats.chunks_exact_mut(C::ENTRIES)) {
-        let x = x.map(|x| _mm256_set1_ps(x));
-        for (book, table) in books.chunks_exact(VEC_DIM * entries).zip(table.chunks_exact_mut(entries)) {
-            let dims: [&[f32]; VEC_DIM] = std::array::from_fn(|d| &book[d * entries..][..entries]);
-            for (i, eight) in table[..entries].as_chunks_mut().0.iter_mut().enumerate() {
+    for (x, tables) in x.iter().zip(floats) {
+        let mut wide = [_mm256_setzero_ps(); VEC_DIM];
+        wide.iter_mut().zip(x).for_each(|(wide, x)| *wide = _mm256_set1_ps(*x));
+        for (book, table) in books.iter().zip(tables) {
+            for (i, eight) in table.as_chunks_mut().0.iter_mut().enumerate() {
                 let mut t = _mm256_setzero_ps();
-                for (x, dim) in x.iter().zip(dims) {
-                    t = _mm256_fmadd_ps(*x, load_ps(&dim.as_chunks().0[i]), t);
+                for (x, of_dim) in wide.iter().zip(book) {
+                    t = _mm256_fmadd_ps(*x, load_ps(&of_dim.as_chunks().0[i]), t);
                 }
                 store_ps(eight, t);
                 let magnitude = _mm256_and_si256(_mm256_castps_si256(t), _mm256_set1_epi32(i32::MAX));

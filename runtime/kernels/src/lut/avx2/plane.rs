@@ -189,6 +189,6 @@ pub(super) fn floats(bytes: &[u8], indices: &[u8], positions: Range<usize>, k: u
             }
         }
         let tables: &[[[f32; 64]; 4]] = piece.as_chunks().0.as_chunks().0;
-        add_floats(tables, |v, row| numbers[v].map(|of_stage| of_stage[row]), acc);
+        add_floats(tables, |v, row, stage| numbers[v][stage][row], acc);
     });
 }

@@ -17,7 +17,7 @@ use crate::avx2::prefetch;
 /// Positions of a piece.
 pub(super) const PIECE: usize = 8;
 /// Rows that are summed together.
-const ROWS: usize = 8;
+const ROWS: usize = 4;
 
 /// Fixed-point tables of 256 entries and `S` stages.
 #[inline]
@@ -75,9 +75,9 @@ fn add<const S: usize>(indices: &[u8], tables: &[[[i32; 256]; S]], sums: &mut [i
         let mut acc = *sums;
         for (indices, table) in indices.chunks_exact(ROW_BLOCK * S).zip(tables) {
             let (fours, _) = indices[g * ROWS * S..][..ROWS * S].as_chunks();
-            look_up_fours!(fours, table, acc: 0 1 2 3);
+            look_up_fours!(fours, table, acc: 0 1);
             if S == 3 {
-                look_up_fours!(fours, table, acc: 4 5);
+                look_up_fours!(fours, table, acc: 2);
             }
         }
         *sums = acc;
@@ -117,7 +117,7 @@ pub(super) fn floats<C: Code, const S: usize>(
         let tables: &[[[f32; 256]; S]] = piece.as_chunks().0.as_chunks().0;
         let (numbers, _) = indices.as_chunks::<S>();
         let (numbers, _) = numbers.as_chunks::<ROW_BLOCK>();
-        add_floats(tables, |v, row| numbers[v][row], acc);
+        add_floats(tables, |v, row, stage| numbers[v][row][stage], acc);
     });
 }
 
@@ -148,22 +148,22 @@ pub(super) fn pieces_of_floats<C: Code>(
     }
 }
 
-/// Adds some positions of 64 rows; `numbers` tells the entries of a position and row.
+/// Adds some positions of 64 rows; `number` tells the entry of a position, row and stage.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn add_floats<const E: usize, const S: usize>(
     tables: &[[[f32; E]; S]],
-    numbers: impl Fn(usize, usize) -> [u8; S],
+    number: impl Fn(usize, usize, usize) -> u8,
     acc: &mut [f32; ROW_BLOCK],
 ) {
-    for (g, acc) in acc.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
+    for (g, acc) in acc.as_chunks_mut::<8>().0.iter_mut().enumerate() {
         let mut sums = *acc;
         for (v, table) in tables.iter().enumerate() {
             for (i, sum) in sums.iter_mut().enumerate() {
-                let numbers = numbers(v, g * ROWS + i);
-                let mut t = table[0][usize::from(numbers[0]) % E];
+                let number = |stage| usize::from(number(v, g * 8 + i, stage)) % E;
+                let mut t = table[0][number(0)];
                 for s in 1..S {
-                    t += table[s][usize::from(numbers[s]) % E];
+                    t += table[s][number(s)];
                 }
                 *sum += t;
             }

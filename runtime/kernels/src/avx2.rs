@@ -3,7 +3,7 @@
 //! Everything here is one instruction; the references carry the proof that the bytes are there.
 
 use std::arch::x86_64::{
-    __m128i, __m256, __m256i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch,
+    __m128i, __m256, __m256i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128,
     _mm256_broadcastq_epi64, _mm256_castpd_ps, _mm256_castps_pd, _mm256_cvtph_ps, _mm256_loadu_ps,
     _mm256_loadu_si256, _mm256_set1_epi32, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_unpackhi_pd,
     _mm256_unpackhi_ps, _mm256_unpacklo_pd, _mm256_unpacklo_ps,
@@ -18,6 +18,14 @@ use waste_plan::LANES;
 pub(crate) fn load_16(src: &[u8; 16]) -> __m128i {
     // SAFETY: `src` is 16 readable bytes; the unaligned form has no alignment demand.
     unsafe { _mm_loadu_si128(src.as_ptr().cast()) }
+}
+
+/// Stores 16 bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(crate) fn store_16(dst: &mut [u8; 16], v: __m128i) {
+    // SAFETY: `dst` is 16 writable bytes.
+    unsafe { _mm_storeu_si128(dst.as_mut_ptr().cast(), v) }
 }
 
 /// 8 half-precision floats, as they are.

@@ -303,6 +303,7 @@ impl KernelTable {
                 crate::latent::avx2::install(&mut table);
                 crate::linear::avx2::install(&mut table);
                 crate::linear_f32::avx2::install(&mut table);
+                crate::lut::avx2::install(&mut table);
                 crate::recurrence::avx2::install(&mut table);
             }
         }

@@ -26,6 +26,8 @@
 //! What stands in a table's bytes is private to the table of kernels that wrote them: a twin replaces a build and its
 //! apply together.
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
 pub(crate) mod portable;
 
 use std::ops::Range;
@@ -33,13 +35,18 @@ use std::ops::Range;
 use waste_plan::vq::{ROW_BLOCK, VEC_DIM};
 use waste_plan::{LutLayout, VqCode};
 
-/// A code as a type.
+/// A code as a type, its numbers as constants.
 pub(crate) trait Code {
     const CODE: VqCode;
-    /// Entries of one position's tables, all stages.
-    const ENTRIES: usize = Self::CODE.stages() * Self::CODE.entries();
+    const STAGES: usize = Self::CODE.stages();
+    /// Entries of a book.
+    const BOOK: usize = Self::CODE.entries();
+    /// Entries of the tables of one position.
+    const ENTRIES: usize = Self::STAGES * Self::BOOK;
+    /// Index bytes of one position of one row.
+    const BYTES: usize = Self::CODE.position_bytes();
     /// Index bytes of one position of a block of rows.
-    const POSITION: usize = ROW_BLOCK * Self::CODE.position_bytes();
+    const POSITION: usize = ROW_BLOCK * Self::BYTES;
 }
 
 pub(crate) struct Vq3r;

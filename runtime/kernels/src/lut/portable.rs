@@ -63,10 +63,9 @@ fn build<C: Code>(tables: Tables, x: &[f32], books: &[f32], positions: Range<usi
 /// The tables of one position.
 #[inline(always)]
 fn products<C: Code>(x: &[f32; VEC_DIM], books: &[f32], table: &mut [f32]) {
-    let entries = C::CODE.entries();
-    for (book, table) in books.chunks_exact(VEC_DIM * entries).zip(table.chunks_exact_mut(entries)) {
+    for (book, table) in books.chunks_exact(VEC_DIM * C::BOOK).zip(table.chunks_exact_mut(C::BOOK)) {
         table.fill(0.0);
-        for (x, of_dim) in x.iter().zip(book.chunks_exact(entries)) {
+        for (x, of_dim) in x.iter().zip(book.chunks_exact(C::BOOK)) {
             for (t, c) in table.iter_mut().zip(of_dim) {
                 *t = x.mul_add(*c, *t);
             }
@@ -91,7 +90,7 @@ fn quantise(table: &mut [f32], q_max: i32) -> f32 {
 
 /// The entries of a range of positions, and the scales.
 #[inline(always)]
-fn parts<T: Plain>(layout: LutLayout, positions: usize, tables: &[u8]) -> (&[T], &[f32]) {
+pub(super) fn parts<T: Plain>(layout: LutLayout, positions: usize, tables: &[u8]) -> (&[T], &[f32]) {
     let (entries, scales) = tables.split_at(layout.entry_bytes(positions));
     (cast(entries), cast(&scales[..4 * layout.scales(positions)]))
 }
@@ -126,8 +125,8 @@ fn apply_fixed<C: Code>(
 fn sums<C: Code>(indices: &[u8], table: &[i32]) -> [i32; ROW_BLOCK] {
     let mut sums = [0; ROW_BLOCK];
     for (indices, table) in indices.chunks_exact(C::POSITION).zip(table.chunks_exact(C::ENTRIES)) {
-        for (sum, indices) in sums.iter_mut().zip(indices.chunks_exact(C::CODE.position_bytes())) {
-            *sum += looked_up::<C, _>(indices, table).fold(0, |sum, q| sum + q);
+        for (sum, indices) in sums.iter_mut().zip(indices.chunks_exact(C::BYTES)) {
+            looked_up::<C, _>(indices, table, |q| *sum += q);
         }
     }
     sums
@@ -148,19 +147,21 @@ fn apply_f32<C: Code>(
     for (indices, acc) in indices.chunks_exact(of_rows).zip(acc.chunks_mut(ROW_BLOCK)) {
         let indices = indices[positions.start * C::POSITION..].chunks_exact(C::POSITION);
         for (indices, table) in indices.zip(entries.chunks_exact(C::ENTRIES)) {
-            for (acc, indices) in acc.iter_mut().zip(indices.chunks_exact(C::CODE.position_bytes())) {
-                *acc += looked_up::<C, _>(indices, table).reduce(|sum, t| sum + t).unwrap_or(0.0);
+            for (acc, indices) in acc.iter_mut().zip(indices.chunks_exact(C::BYTES)) {
+                // The neutral element of addition is −0: 0 + (−0) = 0.
+                let mut sum = -0.0;
+                looked_up::<C, _>(indices, table, |t| sum += t);
+                *acc += sum;
             }
         }
     }
 }
 
-/// The entries that the indices of one position and row name, stages ascending.
+/// The entries that the indices of one position and row name, one a stage.
 #[inline(always)]
-fn looked_up<'a, C: Code, T: Copy>(
-    indices: &[u8],
-    table: &'a [T],
-) -> impl Iterator<Item = T> + use<'a, C, T> {
-    let books = table.chunks_exact(C::CODE.entries());
-    books.zip(C::CODE.unpack(indices)).map(|(book, number)| book[usize::from(number)])
+fn looked_up<C: Code, T: Copy>(indices: &[u8], table: &[T], mut f: impl FnMut(T)) {
+    let numbers = C::CODE.unpack(indices);
+    for stage in 0..C::STAGES {
+        f(table[stage * C::BOOK + usize::from(numbers[stage])]);
+    }
 }

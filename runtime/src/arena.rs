@@ -24,7 +24,7 @@ use crate::exec::CacheShape;
 use crate::weights::WeightBytes;
 
 /// Alignment of every space: a page, so that 64-byte offsets stay aligned.
-const ALIGN: usize = 4096;
+pub(crate) const ALIGN: usize = 4096;
 
 /// An owned, zeroed, page-aligned allocation.
 #[derive(Debug)]

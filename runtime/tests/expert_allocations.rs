@@ -5,16 +5,20 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use waste_runtime::experts::{Bank, Eviction, ExpertCache, ExpertCacheOptions, ExpertFile, ReadAt};
+use waste_runtime::experts::{
+    Bank, Eviction, ExpertCache, ExpertCacheOptions, ExpertFile, ReadAt, needed_bytes,
+};
 
 struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+static BYTES: AtomicU64 = AtomicU64::new(0);
 
 // SAFETY: every call is passed on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        BYTES.fetch_add(layout.size() as u64, Ordering::Relaxed);
         // SAFETY: the caller's contract is ours.
         unsafe { System.alloc(layout) }
     }
@@ -46,8 +50,9 @@ fn walk(cache: &ExpertCache, running: &AtomicBool) {
     cache.abandon();
 }
 
+// One test, since both count what the whole process allocates.
 #[test]
-fn nothing_allocates_after_open() {
+fn a_cache_takes_what_it_says_and_nothing_after_open() {
     let path = std::env::temp_dir().join(format!("waste-expert-allocations-{}", std::process::id()));
     let bytes: Vec<u8> = (0..8u8).flat_map(|it| [it; 4096]).collect();
     std::fs::write(&path, bytes).unwrap();
@@ -58,7 +63,13 @@ fn nothing_allocates_after_open() {
             |layer| Bank { layer, file: Arc::clone(&file), offset: 0, stride: 4096, bytes: 4096, experts: 8 };
         let check = Box::new(|_, _, _: &[u8]| Ok(()));
         let options = ExpertCacheOptions { slots: 3, readers, eviction: Eviction::Lfru, check };
-        let cache = ExpertCache::open(vec![bank(0), bank(1)], options).unwrap();
+        let banks = vec![bank(0), bank(1)];
+        let before = BYTES.load(Ordering::Relaxed);
+        let cache = ExpertCache::open(banks, options).unwrap();
+        let taken = BYTES.load(Ordering::Relaxed) - before;
+        // Stacks do not come from the allocator; a cache's fixed parts are under a page.
+        let stated = needed_bytes(cache.slot_bytes(), 3, 16, 0);
+        assert!(stated <= taken && taken < stated + 4096, "{stated} stated, {taken} taken");
         walk(&cache, &running);
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         walk(&cache, &running);

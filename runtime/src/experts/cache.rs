@@ -13,24 +13,26 @@
 //! - what a record holds does not depend on whether it was prefetched, speculated or read on the spot.
 
 use std::fmt;
-use std::ops::{Deref, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::counters::{Activity, Clock, Counters, Reads};
 use super::error::{ExpertError, Fault};
 use super::file::read_record;
+use super::pinned::{Memory, Pinned};
 use super::policy::Eviction;
 use super::records::{Bank, Records};
 use super::slots::{Pin, Slots};
-use crate::arena::Buffer;
 use crate::error::RuntimeError;
 
 /// How long a waiting thread sleeps before it looks at its cancel flag again.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// Bytes of a reader's stack. A check of records must do with them.
+const STACK: usize = 1 << 18;
 
 /// Judges a record (layer, expert, bytes) before anybody sees it; what is wrong with it, if anything. Runs in the thread that
 /// read it.
@@ -55,11 +57,15 @@ impl fmt::Debug for ExpertCacheOptions {
     }
 }
 
-/// Memory of one slot.
-struct Memory {
-    buffer: Buffer,
-    /// Where the record is in it.
-    record: Range<usize>,
+/// Bytes of memory that a cache takes: `slots` of `slot_bytes` each, what is known of each of `records`, and the stacks of
+/// `readers`. A slot's bytes are those of the largest record, in whole pages; a page more where records do not begin at one.
+#[must_use]
+pub fn needed_bytes(slot_bytes: u64, slots: u64, records: u64, readers: u64) -> u64 {
+    let slot = Memory::needed_bytes(slot_bytes) + size_of::<Option<ExpertError>>() as u64;
+    let slots = slots.min(records);
+    [slots.saturating_mul(slot), Slots::needed_bytes(slots, records), readers.saturating_mul(STACK as u64)]
+        .into_iter()
+        .fold(0, u64::saturating_add)
 }
 
 /// What the lock guards.
@@ -74,13 +80,13 @@ pub(super) struct Core {
 
 pub(super) struct Shared {
     pub(super) records: Records,
-    memory: Vec<RwLock<Memory>>,
+    pub(super) memory: Vec<RwLock<Memory>>,
     check: Box<RecordCheck>,
     core: Mutex<Core>,
     /// Readers sleep here until something is queued.
     pub(super) queued: Condvar,
     /// Requests sleep here until some read ends or some pin is given back.
-    ended: Condvar,
+    pub(super) ended: Condvar,
 }
 
 /// A cache of expert records. All methods may be called from any thread.
@@ -93,56 +99,6 @@ impl fmt::Debug for ExpertCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (slots, readers) = (self.slots(), self.readers.len());
         write!(f, "ExpertCache {{ slots: {slots}, readers: {readers}, slot_bytes: {} }}", self.slot_bytes())
-    }
-}
-
-/// A record that stays where it is while this lives. Threads may share it.
-#[derive(Debug)]
-pub struct Pinned<'a> {
-    // Dropped in this order: the memory is let go before the pin is given back.
-    memory: RwLockReadGuard<'a, Memory>,
-    pin: PinGuard<'a>,
-}
-
-struct PinGuard<'a> {
-    shared: &'a Shared,
-    slot: u32,
-}
-
-impl fmt::Debug for PinGuard<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "slot {}", self.slot)
-    }
-}
-
-impl fmt::Debug for Memory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes", self.record.len())
-    }
-}
-
-impl Deref for Pinned<'_> {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.memory.buffer.bytes()[self.memory.record.clone()]
-    }
-}
-
-impl Pinned<'_> {
-    /// Leaves the record pinned after this guard, until [`ExpertCache::release`] or [`ExpertCache::abandon`].
-    pub fn keep(self) {
-        let Self { memory, pin } = self;
-        drop(memory);
-        pin.shared.lock().slots.keep(pin.slot);
-        std::mem::forget(pin);
-    }
-}
-
-impl Drop for PinGuard<'_> {
-    fn drop(&mut self) {
-        self.shared.lock().slots.unpin(self.slot);
-        self.shared.ended.notify_all();
     }
 }
 
@@ -160,8 +116,7 @@ impl ExpertCache {
             return Err(ExpertError::Banks("an expert cache needs at least one record".to_owned()).into());
         }
         let bytes = records.slot_bytes();
-        let memory =
-            |_| Ok(RwLock::new(Memory { buffer: Buffer::new(bytes, "the expert cache")?, record: 0..0 }));
+        let memory = |_| Ok(RwLock::new(Memory::new(bytes)?));
         let core = Core {
             slots: Slots::new(slots, records.len(), options.eviction),
             clock: Clock::new(),
@@ -181,21 +136,13 @@ impl ExpertCache {
         let mut res = Self { shared, readers: Vec::with_capacity(options.readers) };
         for at in 0..options.readers {
             let shared = Arc::clone(&res.shared);
-            let thread = std::thread::Builder::new().name(format!("experts-{at}"));
+            let thread = std::thread::Builder::new().name(format!("experts-{at}")).stack_size(STACK);
             let thread = thread
                 .spawn(move || shared.serve())
                 .map_err(|it| RuntimeError::Threads { threads: options.readers, message: it.to_string() })?;
             res.readers.push(thread);
         }
         Ok(res)
-    }
-
-    /// Bytes of memory that [`ExpertCache::open`] allocates for each slot with these banks.
-    ///
-    /// # Errors
-    /// As `open`, for the banks.
-    pub fn needed_slot_bytes(banks: Vec<Bank>) -> Result<u64, ExpertError> {
-        Ok(Records::new(banks)?.slot_bytes())
     }
 
     /// Records that fit.
@@ -273,7 +220,7 @@ impl ExpertCache {
             }
         };
         drop(core);
-        Ok(shared.guard(slot))
+        Ok(Pinned::new(shared, slot))
     }
 
     /// The record of an expert if it is here, without waiting and without counting: for threads that share what another
@@ -282,7 +229,7 @@ impl ExpertCache {
     pub fn peek(&self, layer: u32, expert: u32) -> Option<Pinned<'_>> {
         let record = self.shared.records.find(layer, expert)?;
         let slot = self.shared.lock().slots.peek(record)?;
-        Some(self.shared.guard(slot))
+        Some(Pinned::new(&self.shared, slot))
     }
 
     /// Gives back what [`Pinned::keep`] left. False if there is nothing to give back.
@@ -429,12 +376,5 @@ impl Shared {
         let (mut core, _) = self.ended.wait_timeout(core, LOOK_AGAIN).unwrap_or_else(PoisonError::into_inner);
         core.clock.end(Activity::Wait);
         core
-    }
-
-    /// The guard of a pinned slot whose record is there.
-    fn guard(&self, slot: u32) -> Pinned<'_> {
-        let pin = PinGuard { shared: self, slot };
-        let memory = self.memory[slot as usize].read().unwrap_or_else(PoisonError::into_inner);
-        Pinned { memory, pin }
     }
 }

@@ -41,9 +41,9 @@ pub enum ExpertError {
     /// Banks that cannot be, or do not lie inside their files.
     #[error("{0}")]
     Banks(String),
-    /// A file cannot be opened.
+    /// A file cannot be opened or probed.
     #[error("{path}: {message}", path = .path.display())]
-    Open {
+    File {
         /// The file.
         path: PathBuf,
         /// Why.

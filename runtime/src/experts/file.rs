@@ -91,7 +91,7 @@ impl ExpertFile {
     /// If it cannot be opened or is no regular file.
     pub fn open(path: &Path, direct: bool) -> Result<Self, ExpertError> {
         Self::try_open(path, direct)
-            .map_err(|it| ExpertError::Open { path: PathBuf::from(path), message: it.to_string() })
+            .map_err(|it| ExpertError::File { path: PathBuf::from(path), message: it.to_string() })
     }
 
     fn try_open(path: &Path, direct: bool) -> io::Result<Self> {
@@ -99,7 +99,7 @@ impl ExpertFile {
         if !std::fs::metadata(path)?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
-        let direct_file = if direct { open_direct(path) } else { Err(io::Error::other("asked for")) };
+        let direct_file = if direct { open_direct(path) } else { Err(io::Error::other("as asked for")) };
         let (file, access) = match direct_file {
             Ok(file) => (file, Access::Direct),
             Err(why) => {

@@ -2,7 +2,7 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `cache` | slots in memory, reader threads, guards |
+//! | `cache`, `pinned` | slots in memory, reader threads, guards |
 //! | `slots`, `queue`, `policy` | the pure state machine: what is where, what is read next, what leaves |
 //! | `file`, `records` | reads past the page cache; where each record is |
 //! | `simulate` | hit rates without a disk, by the same state machine |
@@ -17,6 +17,7 @@ mod counters;
 mod error;
 mod file;
 mod hot;
+mod pinned;
 mod policy;
 mod probe;
 mod queue;
@@ -27,11 +28,12 @@ mod slots;
 #[cfg(test)]
 mod tests;
 
-pub use cache::{ExpertCache, ExpertCacheOptions, Pinned, RecordCheck};
+pub use cache::{ExpertCache, ExpertCacheOptions, RecordCheck, needed_bytes};
 pub use counters::Counters;
 pub use error::{ExpertError, Fault};
 pub use file::{Access, ExpertFile, ReadAt};
 pub use hot::{Hot, decode_hot, encode_hot};
+pub use pinned::Pinned;
 pub use policy::Eviction;
 pub use probe::{Probe, ProbeOptions, probe};
 pub use records::Bank;

@@ -60,6 +60,12 @@ impl Policy {
         }
     }
 
+    /// Bytes that `new` takes from the system.
+    pub(super) fn needed_bytes(slots: u64, records: u64) -> u64 {
+        let record = (size_of::<f64>() + size_of::<u32>()) as u64;
+        records.saturating_mul(record).saturating_add(slots.saturating_mul(size_of::<f64>() as u64))
+    }
+
     /// The rank of `record` if it were used now.
     fn rank_if_used(&self, record: u32) -> f64 {
         let now = self.now as f64 / self.half_life;
@@ -113,7 +119,6 @@ impl Policy {
 }
 
 /// The next number below `n` of a 64-bit linear congruential generator (Knuth's MMIX constants), from its upper half.
-
 pub(super) fn below(state: &mut u64, n: usize) -> usize {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (((*state >> 32) * n as u64) >> 32) as usize

@@ -58,7 +58,7 @@ impl Probe {
 /// If the file holds no whole record or cannot be read, or the system refuses memory.
 pub fn probe(file: &dyn ReadAt, options: &ProbeOptions) -> Result<Probe, RuntimeError> {
     let stride = span(0, options.record_bytes.into(), file.alignment()).max(1);
-    let open_error = |message| ExpertError::Open { path: file.path().to_path_buf(), message };
+    let open_error = |message| ExpertError::File { path: file.path().to_path_buf(), message };
     let size = file.size().map_err(|it| open_error(it.to_string()))?;
     let records = usize::try_from(size / stride).unwrap_or(usize::MAX);
     if records == 0 {
@@ -117,7 +117,7 @@ impl Cx<'_> {
             Ok(_) => Ok(()),
             Err(fault) => {
                 let message = format!("at {offset:#x}: {fault}");
-                Err(ExpertError::Open { path: self.file.path().to_path_buf(), message })
+                Err(ExpertError::File { path: self.file.path().to_path_buf(), message })
             }
         }
     }

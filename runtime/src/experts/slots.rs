@@ -131,6 +131,15 @@ impl Slots {
         }
     }
 
+    /// Bytes that `new` takes from the system.
+    pub(super) fn needed_bytes(slots: u64, records: u64) -> u64 {
+        let slot = size_of::<Slot>() + (CLASSES + 4) * size_of::<u32>();
+        slots
+            .saturating_mul(slot as u64)
+            .saturating_add(records.saturating_mul(size_of::<u32>() as u64))
+            .saturating_add(Policy::needed_bytes(slots, records))
+    }
+
     pub(super) fn len(&self) -> usize {
         self.slots.len()
     }

@@ -29,7 +29,7 @@ fn direct_and_buffered_reads_bring_the_same_bytes() {
     for direct in [true, false] {
         let file = ExpertFile::open(&path, direct).unwrap();
         if !direct {
-            assert_eq!(file.access().to_string(), "buffered (asked for)");
+            assert_eq!(file.access().to_string(), "buffered (as asked for)");
         }
         let bank = Bank {
             layer: 0,

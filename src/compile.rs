@@ -339,10 +339,12 @@ fn stored_size(module: &Module) -> (u64, u64) {
         let dtype = match it.init {
             waste_ir::WeightInit::Stored { stored, .. }
             | waste_ir::WeightInit::Transposed { stored, .. }
+            | waste_ir::WeightInit::Grouped { stored, .. }
             | waste_ir::WeightInit::Bank { stored, .. } => stored,
-            waste_ir::WeightInit::Concat(_) => it.ty.dtype,
+            waste_ir::WeightInit::Concat(_) | waste_ir::WeightInit::Records { .. } => it.ty.dtype,
         };
-        (params + elems, bytes + dtype.row_bytes(elems).unwrap_or(0))
+        let ty = waste_ir::TensorType { dtype, shape: it.ty.shape.clone() };
+        (params + elems, bytes + module.upper_bytes(&ty).unwrap_or(0))
     })
 }
 

@@ -1,6 +1,6 @@
 //! Compile-time fields of ops: their types, and how each is written in IR text.
 
-use waste_plan::Math;
+use waste_plan::{Math, Tables, VqCode};
 pub use waste_plan::{Act, RopeStyle, Scoring, UnaryKind};
 
 /// A field type with a text form. `parse(print(x)) == x`.
@@ -84,7 +84,7 @@ macro_rules! word_attrs {
         }
     )+ };
 }
-word_attrs!(Math, UnaryKind, RopeStyle, Scoring);
+word_attrs!(Math, UnaryKind, RopeStyle, Scoring, VqCode, Tables);
 
 /// Left out where it is the identity.
 impl Attr for Act {

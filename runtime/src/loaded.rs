@@ -176,11 +176,24 @@ impl Parts<'_> {
         let end = start.checked_add(usize::try_from(self.weight.part_bytes(index)?).ok()?)?;
         self.sources.get(part.source as usize)?.bytes().get(start..end)
     }
+
+    /// The scales of part `index`: no bytes where it has none apart; `None` if they leave their source.
+    fn scale_bytes(&self, index: usize) -> Option<&[u8]> {
+        let part = self.weight.parts.get(index)?;
+        let Some(at) = part.scales else { return Some(&[]) };
+        let start = usize::try_from(at).ok()?;
+        let end = start.checked_add(usize::try_from(self.weight.scale_bytes(index)?).ok()?)?;
+        self.sources.get(part.source as usize)?.bytes().get(start..end)
+    }
 }
 
 impl PartBytes for Parts<'_> {
     fn part(&self, index: usize) -> &[u8] {
         self.bytes(index).expect("checked by `repack`")
+    }
+
+    fn scales(&self, index: usize) -> &[u8] {
+        self.scale_bytes(index).expect("checked by `repack`")
     }
 }
 
@@ -192,7 +205,7 @@ fn repack(plan: &Plan, folder: &Path) -> Result<WeightBytes, RuntimeError> {
     let mut at = 0;
     for weight in plan.weights.iter().filter(|it| it.records.is_none()) {
         let parts = Parts { weight, sources: &sources };
-        if (0..weight.parts.len()).any(|it| parts.bytes(it).is_none()) {
+        if (0..weight.parts.len()).any(|it| parts.bytes(it).is_none() || parts.scale_bytes(it).is_none()) {
             let path = folder.join(&plan.sources[weight.parts[0].source as usize].path);
             return Err(RuntimeError::Plan {
                 path,
@@ -210,7 +223,7 @@ fn repack(plan: &Plan, folder: &Path) -> Result<WeightBytes, RuntimeError> {
 
 /// Packs one weight into `out`, its blocks in parallel.
 pub fn pack_weight(weight: &Weight, parts: &dyn PartBytes, out: &mut [u8]) {
-    if matches!(weight.packing, Packing::Plain | Packing::Columns | Packing::Record) {
+    if !weight.packing.is_blocked() {
         pack_block(weight, 0, parts, &mut RowBuffer::default(), out);
         return;
     }

@@ -13,7 +13,7 @@ use crate::cpu::Isa;
 use crate::table::{Entry, KernelTable};
 
 /// Blocks of rows that pass over a piece of tables while it is in L1.
-const BLOCKS: usize = 16;
+const BLOCKS: usize = 32;
 
 macro_rules! rows {
     ($($build:ident, $apply:ident: $tables:ident, $planes:literal;)+) => {

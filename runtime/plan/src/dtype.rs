@@ -424,6 +424,7 @@ impl FxLayout {
 }
 
 #[cfg(test)]
+<<<<<<< HEAD
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
@@ -469,3 +470,6 @@ mod tests {
         assert_eq!(DType::Q8_0.matrix_bytes(3, 64), Some(204));
     }
 }
+=======
+mod tests;
+>>>>>>> wt-vq

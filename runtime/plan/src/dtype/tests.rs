@@ -35,7 +35,10 @@ fn a_row_must_be_whole_blocks() {
     assert_eq!(DType::Q8_0.row_bytes(64), Some(68));
     assert_eq!(DType::Fx24.row_bytes(576), Some(FxLayout { planes: 3 }.row_bytes(576) as u64));
     let lut = DType::Lut(VqCode::Vq4p, Tables::Fixed24);
-    assert_eq!(lut.row_bytes(576), Some(72 * 256 * 4 + 64));
+    assert_eq!(lut.row_bytes(576), Some(72 * 256 * 4 + 3 * 64), "two slabs of 32 positions and one of 8");
     assert_eq!((lut.row_bytes(12), lut.row_bytes(1 << 60)), (None, None));
-    assert_eq!(DType::Vq3r.row_bytes(576), None);
+    assert_eq!((DType::Vq3r.row_bytes(576), DType::Q4G.row_bytes(576)), (None, None));
+    assert_eq!(DType::Vq3r.matrix_bytes(65, 16), Some(128 * 2 * 3 + 130));
+    assert_eq!(DType::Q4G.matrix_bytes(3, 200), Some(3 * (128 + 4)));
+    assert_eq!(DType::Q8_0.matrix_bytes(3, 64), Some(204));
 }

@@ -32,6 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         verify: true,
         check_finite: false,
         profile: false,
+        experts: waste_runtime::ExpertOptions::default(),
     };
     let mut session = Session::open(&compiled.load(&Silent)?, &options)?;
     let mut id = LETTERS.iter().position(|it| *it == b'c').map_or(0, |it| it as u32);

@@ -24,6 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         verify: true,
         check_finite: false,
         profile: false,
+        experts: waste_runtime::ExpertOptions::default(),
     };
     println!("{path} needs {} bytes; at most {} are allowed", needed_bytes(loaded.plan(), 1), 1 << 30);
     let mut session = Session::open(&loaded, &options)?;

@@ -90,13 +90,27 @@ impl Key {
 
 /// Every option that changes the plan. A new option is a compile error here until it is decided on.
 fn options_text(options: &CompileOptions) -> String {
-    let CompileOptions { ctx, batch, chunk, want, kv, math, only, disabled, rewrite_limit, max_mem: _ } =
-        options;
+    // The cache of experts is settled anew by each session.
+    let CompileOptions {
+        ctx,
+        batch,
+        chunk,
+        want,
+        kv,
+        math,
+        only,
+        disabled,
+        rewrite_limit,
+        tables,
+        expert_slots: _,
+        max_mem: _,
+    } = options;
     format!(
         "ctx {ctx:?} batch {batch} chunk {chunk} want {want:?} kv {} math {} only {only:?} disabled {disabled:?} \
-         rewrites {rewrite_limit:?}",
+         rewrites {rewrite_limit:?} tables {}",
         kv.name(),
         math.name(),
+        tables.name(),
     )
 }
 

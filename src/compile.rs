@@ -3,6 +3,7 @@
 //! The one place that knows all stages. Each is a function of the stage before; a stage's text is what `waste dump` shows.
 //! Nothing here decides what runs: front ends, passes and the planner do.
 
+pub mod experts;
 mod weights;
 
 use std::path::Path;
@@ -13,9 +14,9 @@ use waste_ir::Module;
 use waste_ir::verify::{Verified, VerifyError, verify};
 use waste_passes::{Event, PipelineOptions, PipelineReport};
 use waste_plan::file::{FileError, PlanWriter, WeightsAt};
-use waste_plan::schema::{Options, Plan};
+use waste_plan::schema::{Options, Plan, StateKind};
 use waste_plan::validate::{ValidateError, validate};
-use waste_plan::{DType, Math};
+use waste_plan::{DType, Math, Tables};
 use waste_runtime::{LoadedPlan, RuntimeError};
 
 use crate::formats::{FormatError, ModelFiles, Source};
@@ -37,6 +38,8 @@ impl CompileOptions {
             only: None,
             disabled: Vec::new(),
             rewrite_limit: None,
+            tables: Tables::Fixed24,
+            expert_slots: None,
             max_mem: None,
         }
     }
@@ -66,7 +69,11 @@ pub struct CompileOptions {
     pub disabled: Vec<String>,
     /// At most so many rewrites by optional passes.
     pub rewrite_limit: Option<u32>,
-    /// Refuse a plan that needs more bytes than this with one thread.
+    /// Arithmetic of the lookup tables of vector-quantised experts.
+    pub tables: Tables,
+    /// Records that the expert cache holds; `None`: what the planner recommends.
+    pub expert_slots: Option<u64>,
+    /// Refuse a plan that needs more bytes than this with one thread; a cache of experts may be smaller than planned.
     pub max_mem: Option<u64>,
 }
 
@@ -274,6 +281,7 @@ fn finish(
         only: options.only.clone(),
         disabled: options.disabled.clone(),
         rewrite_limit: options.rewrite_limit,
+        tables: options.tables,
         verify: false,
     };
     let (params, source_bytes) = stored_size(&module);
@@ -297,13 +305,14 @@ fn finish(
         source_bytes,
         text_bytes,
         stop_ids,
+        expert_slots: options.expert_slots,
     };
-    let plan = waste_codegen::plan(&verified, &request)?;
+    let mut plan = waste_codegen::plan(&verified, &request)?;
+    experts::name_banks(&mut plan, &origin.sources)?;
     clock.lap("plan");
     validate(&plan).map_err(|errors| CompileError::Invalid { errors })?;
-    let needs = waste_runtime::needed_bytes(&plan, 1);
-    if let Some(limit) = options.max_mem.filter(|it| *it < needs) {
-        return Err(CompileError::Memory { needs, limit });
+    if let Some(limit) = options.max_mem {
+        experts::fit(&mut plan, limit, options.expert_slots)?;
     }
     let ir = format!("{}{}", waste_ir::text::print_module(&module), as_comments(&report.table(false)));
     clock.lap("print");
@@ -328,12 +337,14 @@ fn stored_size(module: &Module) -> (u64, u64) {
     stored.fold((0, 0), |(params, bytes), it| {
         let elems: u64 = it.ty.shape.dims().iter().map(|dim| dim.upper(&module.syms)).product();
         let dtype = match it.init {
-            waste_ir::WeightInit::Stored { stored, .. } | waste_ir::WeightInit::Transposed { stored, .. } => {
-                stored
-            }
-            waste_ir::WeightInit::Concat(_) => it.ty.dtype,
+            waste_ir::WeightInit::Stored { stored, .. }
+            | waste_ir::WeightInit::Transposed { stored, .. }
+            | waste_ir::WeightInit::Grouped { stored, .. }
+            | waste_ir::WeightInit::Bank { stored, .. } => stored,
+            waste_ir::WeightInit::Concat(_) | waste_ir::WeightInit::Records { .. } => it.ty.dtype,
         };
-        (params + elems, bytes + dtype.row_bytes(elems).unwrap_or(0))
+        let ty = waste_ir::TensorType { dtype, shape: it.ty.shape.clone() };
+        (params + elems, bytes + module.upper_bytes(&ty).unwrap_or(0))
     })
 }
 
@@ -344,7 +355,8 @@ fn plan_options(module: &Module, options: &CompileOptions, report: &PipelineRepo
         let dim = graph.ty(graph.input(input)?).shape.dims()[0];
         u32::try_from(dim.upper(&module.syms)).ok()
     };
-    let state = module.states.values().next();
+    // A recurrent state has no positions.
+    let state = module.states.values().find(|it| it.kind != StateKind::Recurrent);
     let positions = state.and_then(|it| it.ty.shape.dims().get(1)?.known());
     let ctx = options.ctx.unwrap_or_else(|| module.info.ctx_trained.min(DEFAULT_CTX));
     Options {

@@ -236,7 +236,7 @@ impl<'a> Run<'a> {
             for (seat, place) in (0..).zip(&mut seats) {
                 if place.is_none() {
                     *place = waiting.pop_front();
-                    self.session.truncate(seat, 0);
+                    self.session.clear(seat);
                 }
             }
             if seats.iter().all(Option::is_none) {

@@ -8,6 +8,7 @@
 //! | [`compile`] | all stages in order: [`compile::compile`], [`compile::Compiled`] |
 //! | [`generate`] | prompts continued over a [`Session`] |
 //! | [`cache`] | compiled plans kept between runs |
+//! | [`embedded`] | the model that ships in the program |
 //! | [`convert`] | checkpoints to `.waste` containers |
 //! | [`formats`], [`models`], [`text`] | model files, architectures, tokenizers |
 //! | [`report`] | tables, statistics and predictions about plans |
@@ -16,6 +17,7 @@
 
 pub mod cache;
 pub mod compile;
+pub mod embedded;
 pub mod convert;
 pub mod formats;
 pub mod generate;

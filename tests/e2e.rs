@@ -8,9 +8,14 @@ use waste::compile::CompileOptions;
 use waste_plan::Math;
 use waste_runtime::Isa;
 
-/// Random dense models with float64 references.
-const FIXTURES: [&str; 4] =
-    ["gpt2-rand-f32", "llama-rand-gqa-untied-f32", "llama-rand-gqa-tied-bf16", "llama-rand-llama3rope-f16"];
+/// Random models with float64 references.
+const FIXTURES: [&str; 5] = [
+    "gpt2-rand-f32",
+    "llama-rand-gqa-untied-f32",
+    "llama-rand-gqa-tied-bf16",
+    "llama-rand-llama3rope-f16",
+    "kimi-rand-bf16",
+];
 
 fn options(chunk: u32, batch: u32) -> CompileOptions {
     CompileOptions { batch, chunk, want: Some(chunk), ..CompileOptions::usual() }

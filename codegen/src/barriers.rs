@@ -3,13 +3,19 @@
 //!
 //! Tiles of one step are claimed by any thread, so every dependence between two steps may cross threads.
 
-use waste_plan::schema::{Operand, Place, Step};
+use waste_plan::schema::{Operand, Place, Step, StepKind};
 
 /// Sets `barrier` on every step that needs one. The first step needs none: the team starts together.
 pub(crate) fn place_barriers(steps: &mut [Step], most: impl Fn(&Operand) -> u64) {
     let mut since = 0;
     for at in 0..steps.len() {
-        let conflict = steps[since..at].iter().any(|earlier| conflicts(earlier, &steps[at], &most));
+        // What a window brings in, and the end of a loop, concern every thread.
+        let is_loop =
+            |it: &Step| matches!(it.kind, StepKind::ExpertWindow { .. } | StepKind::ExpertRelease { .. });
+        let is_edge = is_loop(&steps[at])
+            || at.checked_sub(1).is_some_and(|it| matches!(steps[it].kind, StepKind::ExpertWindow { .. }));
+        let conflict =
+            is_edge || steps[since..at].iter().any(|earlier| conflicts(earlier, &steps[at], &most));
         steps[at].barrier = conflict;
         if conflict {
             since = at;

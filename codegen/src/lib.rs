@@ -15,6 +15,7 @@
 
 mod barriers;
 pub mod check;
+mod experts;
 mod liveness;
 mod lower;
 mod memory;
@@ -23,4 +24,5 @@ mod planner;
 mod tile;
 mod weights;
 
+pub use experts::{recommended_slots, slot_bytes, top_k};
 pub use planner::{PlanError, PlanRequest, plan};

@@ -1,9 +1,10 @@
 //! Op to step: operands placed, results given a buffer or written in place.
 
-use waste_ir::{Graph, Module, Op, OpData, OpId, ValueId};
+use waste_ir::{Dim, Graph, Module, Op, OpData, OpId, ValueId};
 use waste_plan::ids::{EntityRef, SecondaryMap};
-use waste_plan::schema::{Port, Step, StepKind};
+use waste_plan::schema::{Port, Situ, Step, StepKind};
 
+use crate::experts::ExpertRecords;
 use crate::memory::{Loc, MemoryMap, PlanIds, Space};
 use crate::planner::PlanError;
 use crate::tile::tile;
@@ -13,6 +14,8 @@ pub(crate) struct OpenStep {
     pub(crate) kind: StepKind,
     pub(crate) reads: Vec<Loc>,
     pub(crate) writes: Vec<Loc>,
+    /// Whether it stands in a loop over experts.
+    pub(crate) window: bool,
     pub(crate) op: OpId,
 }
 
@@ -32,6 +35,7 @@ pub(crate) fn lower<'a>(
     let mut map = MemoryMap::new(module, graph, ids, ports)?;
     let last_use = last_uses(graph);
     let mut steps = Vec::with_capacity(graph.order.len());
+    let mut records = ExpertRecords::of(graph, ids);
     for (at, &id) in graph.order.iter().enumerate() {
         let data = &graph.ops[id];
         if data.op.is_view() {
@@ -40,16 +44,20 @@ pub(crate) fn lower<'a>(
         }
         let kind = step_kind(graph, data)?;
         let reads: Vec<Loc> = read_values(data).map(|it| map.loc(it)).collect();
-        place_result(&mut map, data, &kind, at, &last_use)?;
+        for index in 0..data.results.len() {
+            place_result(&mut map, data, index, &kind, at, &last_use)?;
+        }
         let writes = data.results.iter().map(|it| map.loc(*it)).collect();
-        steps.push(OpenStep { kind, reads, writes, op: id });
+        records.before(&map, id, &mut steps);
+        steps.push(OpenStep { kind, reads, writes, window: records.is_open(), op: id });
+        records.after(&map, id, &mut steps);
     }
     Ok(Lowered { map, steps })
 }
 
-/// The values a step reads: all operands, but for `kv_append`, which only writes its cache.
+/// The values a step reads: all operands, but for the state whose next version it writes.
 fn read_values(data: &OpData) -> impl Iterator<Item = ValueId> + '_ {
-    let skip = usize::from(matches!(data.op, Op::KvAppend {}));
+    let skip = usize::from(data.op.next_state().is_some());
     data.uses().skip(skip)
 }
 
@@ -65,16 +73,17 @@ fn last_uses(graph: &Graph) -> SecondaryMap<ValueId, Option<usize>> {
     last
 }
 
-/// Gives the result of `data` a place: its state, its port, the place of an operand that dies here, or a fresh buffer.
+/// Gives result `index` of `data` a place: its state, its port, the place of an operand that dies here, or a fresh buffer.
 fn place_result(
     map: &mut MemoryMap<'_>,
     data: &OpData,
+    index: usize,
     kind: &StepKind,
     at: usize,
     last_use: &SecondaryMap<ValueId, Option<usize>>,
 ) -> Result<(), PlanError> {
-    let result = data.results[0];
-    if matches!(data.op, Op::KvAppend {}) {
+    let result = data.results[index];
+    if data.op.next_state() == Some(index) {
         let cache = map.loc(data.operand(0));
         map.alias(result, cache);
         return Ok(());
@@ -84,7 +93,7 @@ fn place_result(
     }
     let reads: Vec<ValueId> = read_values(data).collect();
     let (rows, cols) = map.matrix(result)?;
-    for slot in kind.in_place() {
+    for slot in kind.in_place().iter().filter(|_| index == 0) {
         let loc = map.loc(reads[*slot]);
         let fits = loc.rows == rows && loc.cols == cols && loc.dtype == waste_plan::DType::F32;
         let read_twice = reads.iter().filter(|it| **it == reads[*slot]).count() > 1;
@@ -124,18 +133,20 @@ fn step_kind(graph: &Graph, data: &OpData) -> Result<StepKind, PlanError> {
         Op::Linear { act } => {
             StepKind::Linear { act, bias: data.optional(2).is_some(), residual: data.optional(3).is_some() }
         }
-        Op::LinearGlu { act, quant } => StepKind::LinearGlu { act, quant },
+        Op::LinearGlu { act, quant, beta, linear } => {
+            StepKind::LinearGlu { act, situ: Situ { beta, linear }, quant }
+        }
         Op::Add {} => StepKind::Add,
         Op::Mul {} => StepKind::Mul,
         Op::Unary { kind } => StepKind::Unary { kind },
-        Op::Glu { act } => StepKind::Glu { act },
+        Op::Glu { act, beta, linear } => StepKind::Glu { act, situ: Situ { beta, linear } },
         Op::RmsNorm { eps, quant } => StepKind::RmsNorm { eps, quant },
         Op::LayerNorm { eps, quant } => StepKind::LayerNorm { eps, bias: data.optional(2).is_some(), quant },
         Op::RopeAngles { dims, base, scaling } => StepKind::RopeAngles {
             freqs: crate::weights::rope_freqs(dims, base, scaling),
             factors: data.optional(1).is_some(),
         },
-        Op::Rope { head_dim, style } => StepKind::Rope { head_dim, style },
+        Op::Rope { head_dim, style, skip } => StepKind::Rope { head_dim, skip, style },
         Op::KvAppend {} => StepKind::KvAppend,
         Op::Attention { scale } => {
             let d = graph.ty(data.operand(1)).shape.cols().expect("a verified cache");
@@ -145,11 +156,54 @@ fn step_kind(graph: &Graph, data: &OpData) -> Result<StepKind, PlanError> {
         Op::SelectRows {} => StepKind::SelectRows,
         Op::Argmax {} => StepKind::Argmax,
         Op::FiniteCheck {} => StepKind::FiniteCheck,
-        Op::RouteTopK { .. } | Op::ForEachExpert { .. } => {
+        Op::Concat {} => StepKind::Concat,
+        Op::ShortConv { act } => StepKind::ShortConv { act: act },
+        Op::L2Norm { dim, eps, scale } => StepKind::L2Norm { dim: dim, eps: eps, scale: scale },
+        Op::KdaGate { lower_bound } => StepKind::KdaGate { lower_bound: lower_bound },
+        Op::KdaStep {} => StepKind::KdaStep,
+        Op::GatedRmsNorm { eps } => StepKind::GatedRmsNorm { eps: eps },
+        Op::HeadLinear {} => StepKind::HeadLinear,
+        Op::HeadLinearT {} => StepKind::HeadLinearT,
+        Op::LatentAttention { scale } => StepKind::LatentAttention {
+            scale: scale,
+            heads: heads(graph, data),
+            rope: data.optional(4).is_some(),
+        },
+        Op::AttnResMix { eps } => StepKind::AttnResMix { eps: eps, blocks: data.optional(3).is_some() },
+        Op::RouteTopK { k: _, scoring, renorm, scale, groups, keep } => StepKind::RouteTopK {
+            scoring: scoring,
+            groups: groups,
+            keep: keep,
+            renorm: renorm,
+            scale: scale,
+            bias: data.optional(1).is_some(),
+        },
+        Op::ExpertSort { experts } => StepKind::ExpertSort { experts: experts },
+        Op::ExpertGather {} => StepKind::ExpertGather,
+        Op::ExpertLinear { act, gather } => StepKind::ExpertLinear { act: act, gather: gather },
+        Op::ExpertGlu { act, gather, quant, beta, linear } => StepKind::ExpertGlu {
+            act: act,
+            situ: Situ { beta: beta, linear: linear },
+            quant: quant,
+            gather: gather,
+        },
+        Op::ExpertSum {} => StepKind::ExpertSum,
+        Op::LutBuild { code, tables } => StepKind::LutBuild { code, tables },
+        Op::ExpertLut { gather } => StepKind::ExpertLut { gather },
+        Op::ForEachExpert { .. } | Op::LutApply {} => {
             return Err(PlanError::Unsupported { op: data.op.name() });
         }
         Op::Slice { .. } | Op::Reshape { .. } | Op::BankSlice { .. } => unreachable!("views make no step"),
     })
+}
+
+/// Queries a token.
+fn heads(graph: &Graph, data: &OpData) -> u32 {
+    let rows = |slot: usize| match graph.ty(data.operand(slot)).shape.dims()[0] {
+        Dim::Const(n) => n,
+        Dim::Scaled { mul, .. } => mul,
+    };
+    rows(0) / rows(3)
 }
 
 impl Lowered<'_> {
@@ -162,14 +216,25 @@ impl Lowered<'_> {
             writes: step.writes.iter().map(|it| it.operand(base)).collect(),
             tile: self.tile(step),
             barrier: false,
+            window: step.window,
             op: u32::try_from(step.op.index()).expect("op ids are u32"),
         };
         self.steps.iter().map(close).collect()
     }
 
-    /// A state is cut by the tokens appended to it, everything else by its result.
+    /// A state is cut by the tokens appended to it, everything else by its result; what works head by head, by whole heads.
     fn tile(&self, step: &OpenStep) -> waste_plan::schema::Tile {
+        if step.kind.moves_experts() {
+            return waste_plan::schema::Tile { rows: 1, cols: 1 };
+        }
         let shape = if matches!(step.kind, StepKind::KvAppend) { &step.reads[0] } else { &step.writes[0] };
-        tile(&step.kind, self.map.most(shape.rows), shape.cols)
+        let head = match step.kind {
+            StepKind::L2Norm { dim, .. } => dim,
+            StepKind::KdaGate { .. } => shape.cols / step.reads[1].cols,
+            StepKind::GatedRmsNorm { .. } => step.reads[2].cols,
+            StepKind::KdaStep => shape.cols / step.reads[4].cols,
+            _ => shape.cols,
+        };
+        tile(&step.kind, self.map.most(shape.rows), shape.cols, head)
     }
 }

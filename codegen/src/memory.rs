@@ -72,6 +72,8 @@ pub(crate) struct MemoryMap<'a> {
 /// Indices of plan weights and states by IR id.
 pub(crate) struct PlanIds {
     pub(crate) weights: Vec<Option<u32>>,
+    /// The bank that the records of an IR weight lie in.
+    pub(crate) banks: Vec<Option<u32>>,
     pub(crate) states: Vec<u32>,
 }
 
@@ -146,6 +148,9 @@ impl<'a> MemoryMap<'a> {
             [rows @ Dim::Scaled { .. }] => (*rows, 1),
             [Dim::Const(cols)] => (Dim::Const(1), *cols),
             [rows, Dim::Const(cols)] => (*rows, *cols),
+            [Dim::Const(bank), Dim::Const(rows), Dim::Const(cols)] => {
+                (Dim::Const(bank.checked_mul(*rows).ok_or(PlanError::TooLarge(value))?), *cols)
+            }
             [Dim::Const(b), Dim::Const(s), Dim::Const(h), Dim::Const(d)] => {
                 let rows =
                     b.checked_mul(*s).and_then(|it| it.checked_mul(*h)).ok_or(PlanError::TooLarge(value))?;

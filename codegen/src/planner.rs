@@ -4,15 +4,17 @@ use waste_ir::verify::Verified;
 use waste_ir::{Module, Phase, SourceDecl, StateDecl, ValueId};
 use waste_plan::DType;
 use waste_plan::schema::{
-    KV_TILE, Memory, Model, Operand, Options, Plan, Port, PortName, Program, Source, State, VERSION,
+    Bank, KV_TILE, Memory, Model, Operand, Options, Plan, Port, PortName, Program, Source, State, StateKind,
+    VERSION,
 };
 
 use crate::barriers::place_barriers;
+use crate::experts::{recommended_slots, slot_bytes, top_k};
 use crate::liveness::{liveness, lower_bound};
 use crate::lower::{Lowered, lower};
 use crate::memory::PlanIds;
 use crate::place::place;
-use crate::weights::plan_weights;
+use crate::weights::{PlanWeights, plan_weights};
 
 /// What a plan is made for, beside the graphs.
 #[derive(Clone, Debug)]
@@ -29,6 +31,8 @@ pub struct PlanRequest {
     pub text_bytes: u64,
     /// Ids that end a generation.
     pub stop_ids: Vec<u32>,
+    /// Records that the expert cache holds; `None`: what [`recommended_slots`] says.
+    pub expert_slots: Option<u64>,
 }
 
 /// Why a graph cannot be planned.
@@ -93,7 +97,7 @@ pub enum PlanError {
     StridedReshape(ValueId),
     /// A state that is no cache.
     #[error(
-        "state '{name}' must be f32 or f16 [rows, positions, heads, width] with positions a multiple of 32"
+        "state '{name}' must be f32 or f16 [rows, positions, heads, width] with positions a multiple of 32, or recurrent and f32"
     )]
     BadState {
         /// The state.
@@ -113,10 +117,10 @@ pub fn plan(verified: &Verified<'_>, request: &PlanRequest) -> Result<Plan, Plan
             return Err(PlanError::Phase { graph: graph.name.clone(), found, expected });
         }
     }
-    let (weights, weight_ids) = plan_weights(module)?;
+    let PlanWeights { weights, banks, index, bank_of } = plan_weights(module)?;
     let states = plan_states(module)?;
     let ports = plan_ports(module, &request.options);
-    let ids = PlanIds { weights: weight_ids, states: (0..).take(states.len()).collect() };
+    let ids = PlanIds { weights: index, banks: bank_of, states: (0..).take(states.len()).collect() };
 
     let mut memory = Memory {
         weights: end(weights.iter().map(|it| (it.offset, it.bytes))),
@@ -130,6 +134,11 @@ pub fn plan(verified: &Verified<'_>, request: &PlanRequest) -> Result<Plan, Plan
     for graph in module.graphs.values() {
         let lowered = lower(module, graph, &ids, &ports)?;
         programs.push(plan_program(&lowered, graph.name.clone(), &mut memory));
+    }
+    if !banks.is_empty() {
+        let recommended = recommended_slots(&banks, top_k(&programs));
+        memory.expert_slots = request.expert_slots.unwrap_or(recommended).max(1);
+        memory.experts = memory.expert_slots.saturating_mul(slot_bytes(&banks));
     }
     Ok(Plan {
         version: VERSION,
@@ -145,6 +154,7 @@ pub fn plan(verified: &Verified<'_>, request: &PlanRequest) -> Result<Plan, Plan
         },
         options: request.options.clone(),
         sources: module.sources.values().map(plan_source).collect(),
+        banks,
         weights,
         states,
         ports,
@@ -196,12 +206,19 @@ fn plan_state(decl: &StateDecl, offset: u64) -> Option<State> {
     let known: Vec<u32> = decl.ty.shape.dims().iter().map(|it| it.known()).collect::<Option<_>>()?;
     let shape: [u32; 4] = known.try_into().ok()?;
     let dtype = decl.ty.dtype;
+    let name = decl.name.clone();
+    if decl.kind == StateKind::Recurrent {
+        // Both halves.
+        let bytes = shape.iter().try_fold(8u64, |n, dim| n.checked_mul(u64::from(*dim)))?;
+        let is_f32 = dtype == DType::F32;
+        return is_f32.then_some(State { name, dtype, kind: decl.kind, shape, bytes, offset });
+    }
     if !matches!(dtype, DType::F32 | DType::F16) || !shape[1].is_multiple_of(KV_TILE) {
         return None;
     }
     let elems = shape.iter().try_fold(1u64, |n, dim| n.checked_mul(u64::from(*dim)))?;
     let bytes = dtype.row_bytes(elems)?;
-    Some(State { name: decl.name.clone(), dtype, kind: decl.kind, shape, bytes, offset })
+    Some(State { name, dtype, kind: decl.kind, shape, bytes, offset })
 }
 
 /// The caller's arrays: inputs sized for the largest program, outputs for all wanted rows.

@@ -1,10 +1,10 @@
 //! Compile-time fields of ops: their types, and how each is written in IR text.
 
-use waste_plan::Math;
+use waste_plan::{Math, Tables, VqCode};
 pub use waste_plan::{Act, RopeStyle, Scoring, UnaryKind};
 
 /// A field type with a text form. `parse(print(x)) == x`.
-pub trait Attr: Sized {
+pub trait Attr: Sized + PartialEq {
     /// The text form: one token, or `name{field=value, …}` for [`RopeScaling`].
     fn print(&self) -> String;
     /// Parses [`Attr::print`]; `None` if `text` is not of this type.
@@ -84,7 +84,7 @@ macro_rules! word_attrs {
         }
     )+ };
 }
-word_attrs!(Math, UnaryKind, RopeStyle, Scoring);
+word_attrs!(Math, UnaryKind, RopeStyle, Scoring, VqCode, Tables);
 
 /// Left out where it is the identity.
 impl Attr for Act {
@@ -124,6 +124,18 @@ pub enum RopeScaling {
         /// `original_max_position_embeddings`.
         orig: u32,
     },
+    /// YaRN (Peng et al. 2023, §3.2): pairs that turn fewer than `slow` times in `orig` positions divided by `factor`, those that turn more
+    /// than `fast` times kept, a ramp between. Its factor on attention is the front end's: part of the scale.
+    Yarn {
+        /// The divisor of low frequencies.
+        factor: f64,
+        /// `beta_fast`.
+        fast: f64,
+        /// `beta_slow`.
+        slow: f64,
+        /// `original_max_position_embeddings`.
+        orig: u32,
+    },
 }
 
 impl Attr for RopeScaling {
@@ -133,6 +145,9 @@ impl Attr for RopeScaling {
             Self::Linear { factor } => format!("linear{{factor={factor:?}}}"),
             Self::Llama3 { factor, low, high, orig } => {
                 format!("llama3{{factor={factor:?}, low={low:?}, high={high:?}, orig={orig}}}")
+            }
+            Self::Yarn { factor, fast, slow, orig } => {
+                format!("yarn{{factor={factor:?}, fast={fast:?}, slow={slow:?}, orig={orig}}}")
             }
         }
     }
@@ -145,13 +160,20 @@ impl Attr for RopeScaling {
             rest.strip_suffix('}')?.split(',').map(|it| it.trim().split_once('=')).collect::<Option<_>>()?;
         let number =
             |i: usize, key: &str| fields.get(i).filter(|it| it.0 == key).and_then(|it| f64::parse(it.1));
+        let orig = || fields.get(3).filter(|it| it.0 == "orig").and_then(|it| it.1.parse().ok());
         match (name, fields.len()) {
             ("linear", 1) => Some(Self::Linear { factor: number(0, "factor")? }),
             ("llama3", 4) => Some(Self::Llama3 {
                 factor: number(0, "factor")?,
                 low: number(1, "low")?,
                 high: number(2, "high")?,
-                orig: fields.get(3).filter(|it| it.0 == "orig")?.1.parse().ok()?,
+                orig: orig()?,
+            }),
+            ("yarn", 4) => Some(Self::Yarn {
+                factor: number(0, "factor")?,
+                fast: number(1, "fast")?,
+                slow: number(2, "slow")?,
+                orig: orig()?,
             }),
             _ => None,
         }

@@ -15,6 +15,8 @@ use crate::infer::infer;
 use crate::ops::Op;
 use crate::types::TensorType;
 
+mod hybrid;
+
 /// Why an op could not be added: the op and a sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{op}: {message}")]
@@ -158,6 +160,12 @@ impl<'m> GraphBuilder<'m> {
         let id = self.push(op, &slots, None)?;
         Ok(self.graph.ops[id].results[0])
     }
+
+    fn two(&mut self, op: Op, operands: &[Option<ValueId>]) -> Built<(ValueId, ValueId)> {
+        let id = self.push(op, operands, None)?;
+        let results = &self.graph.ops[id].results;
+        Ok((results[0], results[1]))
+    }
 }
 
 /// One method an op: see [`Op`] for shapes, formulas and sources. All fail if the operands do not fit.
@@ -177,7 +185,7 @@ impl GraphBuilder<'_> {
     }
     /// See [`Op::LinearGlu`].
     pub fn linear_glu(&mut self, x: ValueId, gate: ValueId, up: ValueId, act: Act) -> Built {
-        self.one(Op::LinearGlu { act, quant: None }, &[x, gate, up])
+        self.one(Op::LinearGlu { act, quant: None, beta: 1.0, linear: 0.0 }, &[x, gate, up])
     }
     /// See [`Op::Add`]. A bias vector is not an operand of `add`: it belongs to [`Op::Linear`].
     pub fn add(&mut self, lhs: ValueId, rhs: ValueId) -> Built {
@@ -193,7 +201,11 @@ impl GraphBuilder<'_> {
     }
     /// See [`Op::Glu`].
     pub fn glu(&mut self, gate: ValueId, up: ValueId, act: Act) -> Built {
-        self.one(Op::Glu { act }, &[gate, up])
+        self.one(Op::Glu { act, beta: 1.0, linear: 0.0 }, &[gate, up])
+    }
+    /// See [`Op::Glu`] with [`Act::Situ`].
+    pub fn situ(&mut self, gate: ValueId, up: ValueId, beta: f32, linear: f32) -> Built {
+        self.one(Op::Glu { act: Act::Situ, beta, linear }, &[gate, up])
     }
     /// See [`Op::RmsNorm`].
     pub fn rms_norm(&mut self, x: ValueId, w: ValueId, eps: f32) -> Built {
@@ -218,7 +230,18 @@ impl GraphBuilder<'_> {
     }
     /// See [`Op::Rope`].
     pub fn rope(&mut self, x: ValueId, angles: ValueId, head_dim: u32, style: RopeStyle) -> Built {
-        self.one(Op::Rope { head_dim, style }, &[x, angles])
+        self.rope_from(x, angles, head_dim, style, 0)
+    }
+    /// See [`Op::Rope`], from element `skip` of each head.
+    pub fn rope_from(
+        &mut self,
+        x: ValueId,
+        angles: ValueId,
+        head_dim: u32,
+        style: RopeStyle,
+        skip: u32,
+    ) -> Built {
+        self.one(Op::Rope { head_dim, style, skip }, &[x, angles])
     }
     /// See [`Op::KvAppend`].
     pub fn kv_append(&mut self, cache: ValueId, x: ValueId, row: ValueId, pos: ValueId) -> Built {
@@ -265,9 +288,7 @@ impl GraphBuilder<'_> {
         renorm: bool,
         scale: f32,
     ) -> Built<(ValueId, ValueId)> {
-        let id = self.push(Op::RouteTopK { k, scoring, renorm, scale }, &[Some(logits), bias], None)?;
-        let results = &self.graph.ops[id].results;
-        Ok((results[0], results[1]))
+        self.two(Op::RouteTopK { k, scoring, renorm, scale, groups: 1, keep: 1 }, &[Some(logits), bias])
     }
     /// See [`Op::BankSlice`].
     pub fn bank_slice(&mut self, bank: ValueId, expert: ValueId) -> Built {
@@ -281,7 +302,7 @@ impl GraphBuilder<'_> {
         experts: u32,
         region: RegionId,
     ) -> Built {
-        let slots = [Some(x), Some(ids), Some(weights)];
+        let slots = [Some(x), Some(ids), Some(weights), None, None];
         let id = self.push(Op::ForEachExpert { experts }, &slots, Some(region))?;
         Ok(self.graph.ops[id].results[0])
     }
@@ -295,7 +316,18 @@ impl GraphBuilder<'_> {
 impl Module {
     /// Declares a weight stored row-major in a source.
     pub fn add_weight(&mut self, name: &str, ty: TensorType, init: WeightInit) -> WeightId {
-        self.weights.push(WeightDecl { name: name.to_owned(), ty, init, packing: None })
+        self.weights.push(WeightDecl { name: name.to_owned(), ty, init, books: None, packing: None })
+    }
+
+    /// Declares a vector-quantised bank and the codebooks that its indices address.
+    pub fn add_vq_bank(
+        &mut self,
+        name: &str,
+        ty: TensorType,
+        init: WeightInit,
+        books: WeightId,
+    ) -> WeightId {
+        self.weights.push(WeightDecl { name: name.to_owned(), ty, init, books: Some(books), packing: None })
     }
 
     /// The packing of weight `weight`, once chosen.

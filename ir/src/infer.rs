@@ -2,12 +2,18 @@
 //!
 //! One arm an op; builder, parser and verifier all call [`infer`], so a graph cannot hold a type that the op table does not imply.
 
-use waste_plan::{DType, Math};
+mod experts;
+mod hybrid;
+mod lut;
+
+use waste_plan::{DType, LutLayout, Math};
 
 use crate::graph::Graph;
 use crate::ops::Op;
 use crate::types::{Dim, TensorType};
 use crate::{RegionId, ValueId};
+
+pub(crate) use lut::books_type;
 
 /// Why an op cannot be typed; one sentence with found and expected.
 pub type InferError = String;
@@ -70,6 +76,23 @@ impl<'a> Operands<'a> {
             }
             _ => Err(format!("'{}' must be a weight matrix of known shape", self.name(slot))),
         }
+    }
+
+    /// The matrix of a linear: as [`Self::weight_matrix`], or vector-quantised.
+    fn linear_matrix(&self, slot: usize) -> Result<(u32, u32), InferError> {
+        match (self.get(slot)?.dtype.vq(), self.get(slot)?.shape.dims()) {
+            (Some(_), [Dim::Const(rows), Dim::Const(cols)]) => Ok((*rows, *cols)),
+            _ => self.weight_matrix(slot),
+        }
+    }
+
+    /// What a region gathers rows of: activations or lookup tables.
+    fn gathered(&self, slot: usize) -> Result<(Dim, u32), InferError> {
+        let ty = self.get(slot)?;
+        if ty.dtype.lut().is_none() || ty.shape.rank() != 2 {
+            return self.activations(slot);
+        }
+        Ok((ty.shape.dims()[0], self.const_cols(slot, ty)?))
     }
 
     /// An i32 vector: its length.
@@ -156,7 +179,7 @@ pub fn infer(
         }
         Op::Linear { .. } => {
             let (rows, k) = o.activations(0)?;
-            let (n, wk) = o.weight_matrix(1)?;
+            let (n, wk) = o.linear_matrix(1)?;
             o.equal("columns of 'w'", wk, k)?;
             o.vector(2, n)?;
             if o.optional(3).is_some() {
@@ -200,15 +223,28 @@ pub fn infer(
             o.vector(1, dims / 2)?;
             one(f32_matrix(o.ids(0)?, *dims))
         }
-        Op::Rope { head_dim, .. } => {
+        Op::Rope { head_dim, skip, .. } => {
             let (rows, n) = o.matrix(0)?;
             let (angle_rows, dims) = o.matrix(1)?;
             o.equal("rows of 'angles'", angle_rows, rows)?;
-            if *head_dim == 0 || n % head_dim != 0 || dims > *head_dim || dims % 2 != 0 {
-                return Err(format!("{n} columns are no heads of {head_dim} with {dims} rotated"));
+            let end = skip.checked_add(dims).filter(|it| it <= head_dim);
+            if *head_dim == 0 || n % head_dim != 0 || end.is_none() || dims % 2 != 0 {
+                return Err(format!(
+                    "{n} columns are no heads of {head_dim} with {dims} rotated from {skip}"
+                ));
             }
             one(f32_matrix(rows, n))
         }
+        Op::HeadLinear {} => one(hybrid::head_linear(&o)?),
+        Op::HeadLinearT {} => one(hybrid::head_linear_t(&o)?),
+        Op::Concat {} => one(hybrid::concat(&o)?),
+        Op::L2Norm { dim, .. } => one(hybrid::l2_norm(&o, *dim)?),
+        Op::GatedRmsNorm { .. } => one(hybrid::gated_rms_norm(&o)?),
+        Op::AttnResMix { .. } => one(hybrid::attn_res_mix(&o)?),
+        Op::LatentAttention { .. } => one(hybrid::latent_attention(&o)?),
+        Op::KdaGate { .. } => one(hybrid::kda_gate(&o)?),
+        Op::ShortConv { .. } => hybrid::short_conv(&o),
+        Op::KdaStep {} => hybrid::kda_step(&o),
         Op::KvAppend {} => {
             let cache = o.get(0)?;
             let (rows, n) = o.matrix(1)?;
@@ -259,18 +295,30 @@ pub fn infer(
         Op::RouteTopK { k, .. } => {
             let (rows, experts) = o.matrix(0)?;
             o.vector(1, experts)?;
-            if *k == 0 || *k > experts {
-                return Err(format!("'k' = {k} of {experts} experts"));
-            }
+            hybrid::routing(op, experts)?;
             Ok(vec![TensorType::matrix(DType::I32, rows, *k), f32_matrix(rows, *k)])
         }
         Op::ForEachExpert { .. } => {
-            let (rows, h) = o.matrix(0)?;
+            let (rows, _) = o.gathered(0)?;
             let ids = o.typed(1, DType::I32, 2)?;
             o.equal("shape of 'weights'", &o.typed(2, DType::F32, 2)?.shape, &ids.shape)?;
             o.equal("rows of 'ids'", ids.shape.dims()[0], rows)?;
-            one(f32_matrix(rows, region_cols(graph, region, h)?))
+            let mut gathered = Vec::new();
+            for slot in [0, 3, 4].into_iter().filter(|it| o.optional(*it).is_some()) {
+                let (found, cols) = o.gathered(slot)?;
+                o.equal(&format!("rows of '{}'", o.name(slot)), found, rows)?;
+                gathered.push((o.get(slot)?.dtype, cols));
+            }
+            one(f32_matrix(rows, region_cols(graph, region, &gathered)?))
         }
+        Op::ExpertSort { experts } => experts::sort(&o, *experts),
+        Op::ExpertGather {} => one(experts::gather(&o)?),
+        Op::ExpertLinear { gather, .. } => one(experts::linear(&o, *gather)?),
+        Op::ExpertGlu { gather, quant, .. } => one(experts::glu(&o, *gather, *quant)?),
+        Op::ExpertSum {} => one(experts::sum(&o)?),
+        Op::LutBuild { code, tables } => one(lut::build(&o, LutLayout { code: *code, tables: *tables })?),
+        Op::LutApply {} => one(lut::apply(&o)?),
+        Op::ExpertLut { gather } => one(lut::expert(&o, *gather)?),
         Op::BankSlice {} => {
             let bank = o.get(0)?;
             o.equal("type of 'expert'", o.get(1)?, &TensorType::new(DType::I32, &[Dim::Const(1)]))?;
@@ -282,21 +330,32 @@ pub fn infer(
     }
 }
 
-/// Columns of what an expert region yields, after checking its arguments.
-fn region_cols(graph: &Graph, region: Option<RegionId>, h: u32) -> Result<u32, InferError> {
+/// Columns of what an expert region yields, after checking its arguments: the expert, and N rows of each of `gathered`.
+fn region_cols(
+    graph: &Graph,
+    region: Option<RegionId>,
+    gathered: &[(DType, u32)],
+) -> Result<u32, InferError> {
     let region = &graph.regions[region.ok_or("a region is needed")?];
-    let [expert, x] = region.args[..] else {
-        return Err("the region must take (expert, x)".into());
-    };
     let [y] = region.yields[..] else { return Err("the region must yield one value".into()) };
-    if graph.ty(expert) != &TensorType::new(DType::I32, &[Dim::Const(1)]) {
+    let Some((expert, args)) = region.args.split_first().filter(|it| it.1.len() == gathered.len()) else {
+        return Err(format!("the region must take the expert and {} more", gathered.len()));
+    };
+    if graph.ty(*expert) != &TensorType::new(DType::I32, &[Dim::Const(1)]) {
         return Err("the region's first argument must be i32[1]".into());
     }
-    let (x, y) = (graph.ty(x), graph.ty(y));
-    match (x.shape.dims(), y.shape.dims()) {
-        ([n, Dim::Const(xh)], [yn, Dim::Const(yh)]) if *xh == h && n == yn && y.dtype == DType::F32 => {
-            Ok(*yh)
+    let (y, first) = (graph.ty(y), graph.ty(args[0]));
+    let (Some(n), Some(yn), Some(cols)) = (first.shape.rows(), y.shape.rows(), y.shape.cols()) else {
+        return Err("the region must map matrices of N rows to one".into());
+    };
+    for (i, (arg, (dtype, cols))) in args.iter().zip(gathered).enumerate() {
+        let expected = TensorType::matrix(*dtype, n, *cols);
+        if graph.ty(*arg) != &expected {
+            return Err(format!("argument {} of the region must be {}[N, {cols}]", i + 1, dtype.name()));
         }
-        _ => Err(format!("the region must map f32[N, {h}] to f32[N, h']")),
     }
+    if yn != n || y.dtype != DType::F32 {
+        return Err("the region must yield f32[N, h']".into());
+    }
+    Ok(cols)
 }

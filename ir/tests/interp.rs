@@ -1,47 +1,14 @@
 //! The evaluator against values worked out by hand, and its invariance under how a prompt is split.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "support/by_hand.rs"]
+mod by_hand;
+
 use waste_ir::interp::Data;
 use waste_ir::random::{self, RandomModule, Rng};
-use waste_ir::{Inputs, Interp, InterpError, Module, Tensor, decode_weight, parse_module, verify};
+use waste_ir::{Inputs, Interp, InterpError, Tensor, decode_weight, verify};
 
-/// A module around one graph; weights of the graph are declared by `decls` and their values made by [`weight`].
-fn module(decls: &str, params: &str, ops: &str) -> Module {
-    let text = format!(
-        "module \"m\" arch=a ctx=1 vocab=1 {{ source @0 \"m\" bytes=4096 header=sha256:00 sym T in 1..=8 {decls}
-         graph @g({params}) phase=canonical {{ {ops} }} }}"
-    );
-    parse_module(&text).unwrap_or_else(|it| panic!("{it}\n{text}"))
-}
-
-/// The values of a weight are its name: numbers separated by blanks.
-fn weight(module: &Module, id: waste_ir::WeightId) -> Result<Vec<f64>, String> {
-    module.weights[id].name.split(' ').map(|it| it.parse().map_err(|it| format!("{it}"))).collect()
-}
-
-fn run(module: &Module, inputs: &Inputs) -> Tensor {
-    let verified = verify(module).unwrap_or_else(|it| panic!("{}", it[0]));
-    let source = |id| weight(module, id);
-    let mut outputs = Interp::new(verified, &source).run("g", inputs).unwrap();
-    outputs.remove("y").unwrap()
-}
-
-#[track_caller]
-fn close(found: &[f64], expected: &[f64]) {
-    assert_eq!(found.len(), expected.len(), "{found:?} {expected:?}");
-    for (a, b) in found.iter().zip(expected) {
-        assert!((a - b).abs() <= 1e-12 * b.abs().max(1.0), "{found:?} {expected:?}");
-    }
-}
-
-/// y = op over x: `f32[T, cols]`, with weights.
-#[track_caller]
-fn case(decls: &str, op: &str, ty: &str, x: &[f64], cols: usize, expected: &[f64]) {
-    let params = format!("x: f32[T, {cols}]");
-    let module = module(decls, &params, &format!("v0: {ty} = {op} return y: v0"));
-    let y = run(&module, &Inputs::default().with("x", Tensor::matrix(cols, x.to_vec())));
-    close(y.f64s(), expected);
-}
+use by_hand::{case, close, module, run, weight};
 
 #[test]
 fn linears() {
@@ -306,7 +273,8 @@ fn feed(interp: &mut Interp<'_>, tokens: &[i32], row: i32, chunk: usize) -> Vec<
 
 #[test]
 fn the_split_of_a_prompt_changes_no_bit() {
-    for random in (0..12).map(random::decoder).chain((0..8).map(random::expert_decoder)) {
+    let plain = (0..12).map(random::decoder).chain((0..8).map(random::expert_decoder));
+    for random in plain.chain((0..12).map(random::hybrid_decoder)) {
         let RandomModule { module, .. } = &random;
         let verified = verify(module).unwrap();
         let source = |id| random.weight(id);
@@ -318,7 +286,9 @@ fn the_split_of_a_prompt_changes_no_bit() {
         for (row, chunk) in [(1, 1), (2, 5), (0, 3)] {
             assert_eq!(feed(&mut interp, &tokens, row, chunk), whole, "{} chunk {chunk}", module.info.name);
         }
-        // A step of three rows at different positions.
+        // A step of three rows at different positions, each continued from where it is.
+        feed(&mut interp, &tokens[..12], 1, 16);
+        feed(&mut interp, &tokens[..3], 0, 16);
         let batch = Inputs::tokens(&[tokens[12], tokens[3], tokens[0]], &[1, 0, 2], &[12, 3, 0], &[0, 1, 2]);
         let outputs = interp.run("decode", &batch).unwrap();
         assert_eq!(outputs["logits"].row(0).unwrap(), whole);

@@ -5,7 +5,8 @@ use waste_ir::random::{self, Rng};
 use waste_ir::{Inputs, Interp, Module, Verified, parse_module, print_graph, print_module, verify};
 
 fn modules() -> impl Iterator<Item = Module> {
-    (0..120).map(random::decoder).chain((0..60).map(random::expert_decoder)).map(|it| it.module)
+    let plain = (0..120).map(random::decoder).chain((0..60).map(random::expert_decoder));
+    plain.chain((0..60).map(random::hybrid_decoder)).map(|it| it.module)
 }
 
 #[test]

@@ -7,7 +7,8 @@ use waste_plan::ids::EntityRef;
 
 #[test]
 fn random_modules_are_valid() {
-    for random in (0..150).map(random::decoder).chain((0..80).map(random::expert_decoder)) {
+    let plain = (0..150).map(random::decoder).chain((0..80).map(random::expert_decoder));
+    for random in plain.chain((0..80).map(random::hybrid_decoder)) {
         if let Err(errors) = verify(&random.module) {
             panic!("{}\n{}", errors[0], print_module(&random.module));
         }
@@ -87,8 +88,8 @@ fn damaged_structure_is_named() {
 fn damaged_graphs_never_panic() {
     let mut rng = Rng::new(2);
     let (mut refused, mut accepted) = (0, 0);
-    for seed in 0..4 {
-        let module = random::expert_decoder(seed).module;
+    let modules = (0..4).flat_map(|seed| [random::expert_decoder(seed), random::hybrid_decoder(seed)]);
+    for module in modules.map(|it| it.module) {
         for _ in 0..250 {
             let mut damaged = module.clone();
             damage(&mut damaged, &mut rng);

@@ -19,10 +19,13 @@
 #![deny(missing_docs)]
 
 pub mod canonicalize;
+mod copy;
 pub mod cse;
 pub mod dce;
 mod emit;
+pub mod flatten_experts;
 pub mod fuse;
+pub mod hoist_lut;
 pub mod merge_linears;
 pub mod pass;
 pub mod pipeline;

@@ -17,7 +17,9 @@ use waste_plan::Math;
 use crate::canonicalize::Canonicalize;
 use crate::cse::Cse;
 use crate::dce::{Dce, n_ops};
-use crate::fuse::{FuseEpilogue, FuseGlu, FuseQuant};
+use crate::flatten_experts::FlattenExperts;
+use crate::fuse::{FuseConvAct, FuseEpilogue, FuseGlu, FuseQuant};
+use crate::hoist_lut::HoistLut;
 use crate::merge_linears::MergeLinears;
 use crate::pass::{Changed, Numerics, Pass, PassCx, PassError};
 use crate::quantize_acts::QuantizeActs;
@@ -90,9 +92,15 @@ fn all_entries() -> Vec<Entry> {
             FuseEpilogue,
             "after merge-linears; before quantize-acts, so that it sees f32 linears only",
         ),
+        Entry::new(FuseConvAct, "after canonicalize: nothing lies between a convolution and its activation"),
         Entry::new(QuantizeActs, "after merge-linears: one reader of x, one quant_act"),
+        Entry::new(
+            HoistLut,
+            "after quantize-acts, which puts into regions what does not depend on the expert",
+        ),
         Entry::new(Cse, "after quantize-acts: readers of one x share one quant_act"),
         Entry::new(FuseQuant, "after the second cse: a producer is fused only with its sole reader"),
+        Entry::new(FlattenExperts, "after all fusions, which see an expert's body as it was written"),
         Entry::new(SelectLayout, "last: it packs the weights that are left"),
     ]
 }

@@ -34,7 +34,7 @@ impl Pass for QuantizeActs {
 
 fn quantize(m: &Matcher<'_>, at: OpId, math: Math) -> Attempt {
     let data = &m.graph.ops[at];
-    if !matches!(data.op, Op::Linear { .. } | Op::LinearGlu { .. }) {
+    if !matches!(data.op, Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear {}) {
         return Err(Miss::Other);
     }
     let (x, w) = (data.operand(0), data.operand(1));

@@ -17,14 +17,14 @@ use std::ptr::NonNull;
 use half::f16;
 use waste_kernels::{FxRowMut, FxRows, RowsF32, TileMut};
 use waste_plan::Packing;
-use waste_plan::schema::{Operand, Place, Plan, Rows};
+use waste_plan::schema::{Operand, Place, Plan, Rows, Weight};
 
 use crate::error::RuntimeError;
 use crate::exec::CacheShape;
 use crate::weights::WeightBytes;
 
 /// Alignment of every space: a page, so that 64-byte offsets stay aligned.
-const ALIGN: usize = 4096;
+pub(crate) const ALIGN: usize = 4096;
 
 /// An owned, zeroed, page-aligned allocation.
 #[derive(Debug)]
@@ -113,6 +113,8 @@ pub(crate) struct Spaces {
     /// Offset and bytes of each weight and state.
     weight_at: Vec<(u64, u64)>,
     packings: Vec<Packing>,
+    /// Bytes of one matrix of each weight.
+    matrices: Vec<u64>,
     state_at: Vec<(u64, u64)>,
     caches: Vec<CacheShape>,
 }
@@ -131,6 +133,7 @@ impl Spaces {
             weights,
             weight_at: plan.weights.iter().map(|it| (it.offset, it.bytes)).collect(),
             packings: plan.weights.iter().map(|it| it.packing).collect(),
+            matrices: plan.weights.iter().map(Weight::matrix_bytes).collect(),
             state_at: plan.states.iter().map(|it| (it.offset, it.bytes)).collect(),
             caches: plan.states.iter().map(CacheShape::of).collect(),
         })
@@ -173,6 +176,13 @@ impl Spaces {
     pub(crate) fn weight_of(&self, operand: &Operand) -> &[u8] {
         let Place::Weight(id) = operand.place else { panic!("{:?} is no weight", operand.place) };
         self.weight(id)
+    }
+
+    /// The packed bytes of matrix `index` of the bank that `operand` names.
+    pub(crate) fn matrix_of(&self, operand: &Operand, index: usize) -> &[u8] {
+        let Place::Weight(id) = operand.place else { panic!("{:?} is no weight", operand.place) };
+        let bytes = usize::try_from(self.matrices[id as usize]).expect("validated weights fit in memory");
+        &self.weight(id)[index * bytes..(index + 1) * bytes]
     }
 
     /// The layout of the weight that `operand` names.
@@ -225,6 +235,34 @@ impl Spaces {
         unsafe { &mut *ptr.cast::<i32>() }
     }
 
+    /// `n` elements of an i32 operand of one column, from row 0, writable.
+    pub(crate) fn i32s_mut(&self, operand: &Operand, n: usize) -> &mut [i32] {
+        let (ptr, span) = self.rows_at(operand, &(0..n));
+        // SAFETY: in bounds by `rows_at`, 4-byte aligned, and only one tile writes it (module invariant).
+        unsafe { std::slice::from_raw_parts_mut(ptr.cast::<i32>(), span / 4) }
+    }
+
+    /// One row of an i32 operand, writable.
+    pub(crate) fn i32_row_mut(&self, operand: &Operand, row: usize) -> &mut [i32] {
+        let (ptr, span) = self.rows_at(operand, &(row..row + 1));
+        // SAFETY: in bounds by `rows_at`, 4-byte aligned, and only the tile of this row writes it (module invariant).
+        unsafe { std::slice::from_raw_parts_mut(ptr.cast::<i32>(), span / 4) }
+    }
+
+    /// One row of an i32 operand.
+    pub(crate) fn i32_row(&self, operand: &Operand, row: usize) -> &[i32] {
+        let (ptr, span) = self.rows_at(operand, &(row..row + 1));
+        // SAFETY: in bounds by `rows_at`, 4-byte aligned, no writer (module invariant).
+        unsafe { std::slice::from_raw_parts(ptr.cast::<i32>().cast_const(), span / 4) }
+    }
+
+    /// The bytes of one row of an operand in scratch or io.
+    pub(crate) fn row_bytes(&self, operand: &Operand, row: usize) -> &[u8] {
+        let (ptr, span) = self.rows_at(operand, &(row..row + 1));
+        // SAFETY: in bounds by `rows_at`; no writer (module invariant).
+        unsafe { std::slice::from_raw_parts(ptr.cast_const(), span) }
+    }
+
     /// A writable tile of an f32 operand.
     pub(crate) fn tile(&self, operand: &Operand, rows: Range<usize>, cols: Range<usize>) -> TileMut<'_> {
         assert!(cols.end <= operand.cols as usize, "columns {cols:?} of {}", operand.cols);
@@ -261,6 +299,11 @@ impl Spaces {
         let at = unsafe { ptr.add(range.start) };
         // SAFETY: in bounds as above; a tile covers whole groups and only it writes their bytes (module invariant).
         unsafe { std::slice::from_raw_parts_mut(at, range.len()) }
+    }
+
+    /// Bytes `range` of one row of lookup tables, writable: whole slabs of one tile.
+    pub(crate) fn lut_bytes_mut(&self, operand: &Operand, row: usize, range: Range<usize>) -> &mut [u8] {
+        self.fx_bytes_mut(operand, row, range)
     }
 
     /// Elements `range` of a state.
@@ -310,6 +353,20 @@ pub(crate) fn bytes_of_mut(data: &mut [f32]) -> &mut [u8] {
     // SAFETY: u8 has no alignment and takes all bits; so does f32 for whatever bytes are written.
     let (_, bytes, _) = unsafe { data.align_to_mut::<u8>() };
     bytes
+}
+
+/// f32 scratch as bytes.
+pub(crate) fn bytes_of(data: &[f32]) -> &[u8] {
+    // SAFETY: u8 has no alignment and takes all bits.
+    let (_, bytes, _) = unsafe { data.align_to::<u8>() };
+    bytes
+}
+
+/// f32 scratch as counters.
+pub(crate) fn i32s_of_mut(data: &mut [f32]) -> &mut [i32] {
+    // SAFETY: both types have the same size and alignment and take all bits.
+    let (_, body, _) = unsafe { data.align_to_mut::<i32>() };
+    body
 }
 
 /// Scratch of one thread: f32 elements, 64-byte aligned.

@@ -71,6 +71,9 @@ pub enum RuntimeError {
         /// Which value: row of logits, or step and op.
         what: String,
     },
+    /// An expert cannot be had.
+    #[error(transparent)]
+    Experts(#[from] crate::experts::ExpertError),
     /// The caller asked to stop.
     #[error("cancelled")]
     Cancelled,

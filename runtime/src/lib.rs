@@ -7,6 +7,7 @@
 //! | `exec` | one tile of one step |
 //! | `team` | threads that walk a program together |
 //! | `arena`, `weights` | memory and the views of it |
+//! | `experts`, `stream` | records of experts, streamed from disk; the windows in which a plan uses them |
 //! | `sys` | what the operating system says about processors and memory |
 //! | `profile` | measured time by step |
 //!
@@ -16,9 +17,11 @@
 mod arena;
 mod error;
 mod exec;
+pub mod experts;
 mod loaded;
 mod profile;
 mod session;
+mod stream;
 pub mod sys;
 mod team;
 pub mod weights;
@@ -26,5 +29,6 @@ pub mod weights;
 pub use error::RuntimeError;
 pub use loaded::{LoadedPlan, pack_weight};
 pub use profile::{Calls, Profile};
-pub use session::{Counters, Session, SessionOptions, Token, needed_bytes};
+pub use session::{Counters, Session, SessionOptions, Token, needed_bytes, needed_bytes_with};
+pub use stream::ExpertOptions;
 pub use waste_kernels::{CpuFeatures, Isa, KernelTable};

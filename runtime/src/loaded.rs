@@ -19,6 +19,8 @@ use crate::weights::{MappedFile, WeightBytes};
 pub struct LoadedPlan {
     /// The file, for messages.
     name: Arc<str>,
+    /// The folder that paths of sources are relative to.
+    folder: Arc<Path>,
     plan: Arc<Plan>,
     weights: WeightBytes,
     /// IR text and tokenizer bytes.
@@ -47,10 +49,11 @@ impl LoadedPlan {
             return Err(bad(format!("weights take {} bytes, the file holds {found}", plan.memory.weights)));
         }
         let name = Arc::from(path.to_string_lossy());
-        Ok(Self { name, plan: Arc::new(plan), weights, ir, text })
+        let folder = Arc::from(path.parent().unwrap_or(Path::new("")));
+        Ok(Self { name, folder, plan: Arc::new(plan), weights, ir, text })
     }
 
-    /// A plan that was never written to a file, with its packed weights.
+    /// A plan that was never written to a file, with its packed weights; paths of its sources are relative to the working folder.
     ///
     /// # Errors
     /// If the plan is not valid or `weights` are too few bytes.
@@ -68,6 +71,7 @@ impl LoadedPlan {
         buffer.bytes_mut()[..weights.len()].copy_from_slice(weights);
         Ok(Self {
             name: Arc::from("(in memory)"),
+            folder: Arc::from(Path::new("")),
             plan: Arc::new(plan),
             weights: WeightBytes::Owned(Arc::new(buffer)),
             ir: Arc::from(ir),
@@ -114,6 +118,10 @@ impl LoadedPlan {
             found,
             expected: weight.crc32c,
         }
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
     }
 
     pub(crate) fn shared_plan(&self) -> Arc<Plan> {
@@ -168,11 +176,24 @@ impl Parts<'_> {
         let end = start.checked_add(usize::try_from(self.weight.part_bytes(index)?).ok()?)?;
         self.sources.get(part.source as usize)?.bytes().get(start..end)
     }
+
+    /// The scales of part `index`: no bytes where it has none apart; `None` if they leave their source.
+    fn scale_bytes(&self, index: usize) -> Option<&[u8]> {
+        let part = self.weight.parts.get(index)?;
+        let Some(at) = part.scales else { return Some(&[]) };
+        let start = usize::try_from(at).ok()?;
+        let end = start.checked_add(usize::try_from(self.weight.scale_bytes(index)?).ok()?)?;
+        self.sources.get(part.source as usize)?.bytes().get(start..end)
+    }
 }
 
 impl PartBytes for Parts<'_> {
     fn part(&self, index: usize) -> &[u8] {
         self.bytes(index).expect("checked by `repack`")
+    }
+
+    fn scales(&self, index: usize) -> &[u8] {
+        self.scale_bytes(index).expect("checked by `repack`")
     }
 }
 
@@ -182,9 +203,9 @@ fn repack(plan: &Plan, folder: &Path) -> Result<WeightBytes, RuntimeError> {
     let mut buffer = Buffer::new(plan.memory.weights, "weights")?;
     let mut rest = buffer.bytes_mut();
     let mut at = 0;
-    for weight in &plan.weights {
+    for weight in plan.weights.iter().filter(|it| it.records.is_none()) {
         let parts = Parts { weight, sources: &sources };
-        if (0..weight.parts.len()).any(|it| parts.bytes(it).is_none()) {
+        if (0..weight.parts.len()).any(|it| parts.bytes(it).is_none() || parts.scale_bytes(it).is_none()) {
             let path = folder.join(&plan.sources[weight.parts[0].source as usize].path);
             return Err(RuntimeError::Plan {
                 path,
@@ -202,13 +223,14 @@ fn repack(plan: &Plan, folder: &Path) -> Result<WeightBytes, RuntimeError> {
 
 /// Packs one weight into `out`, its blocks in parallel.
 pub fn pack_weight(weight: &Weight, parts: &dyn PartBytes, out: &mut [u8]) {
-    if weight.packing == Packing::Plain {
+    if !weight.packing.is_blocked() {
         pack_block(weight, 0, parts, &mut RowBuffer::default(), out);
         return;
     }
     let k = usize::try_from(weight.cols).expect("validated weights fit in memory");
     let block_bytes = weight.packing.block_bytes(k);
-    debug_assert_eq!(out.len() / block_bytes, usize::try_from(weight.rows).unwrap_or(0).div_ceil(LANES));
+    let blocks = weight.rows.div_ceil(LANES as u64) * u64::from(weight.bank);
+    debug_assert_eq!(out.len() as u64, blocks * block_bytes as u64);
     out.par_chunks_mut(block_bytes).enumerate().for_each_init(RowBuffer::default, |rows, (block, out)| {
         pack_block(weight, block as u64, parts, rows, out);
     });

@@ -4,19 +4,22 @@
 //! - all memory is allocated in [`Session::open`]; a step allocates nothing;
 //! - a step is a transaction: the history of a row grows only after the whole step succeeded and its logits are finite.
 //!   A failed or cancelled step leaves the accepted history as it was, and a retry overwrites the rejected positions;
+//! - a row's recurrent states have two halves: a step reads the accepted one and writes the other, and accepting it flips them;
 //! - the bits of the logits depend on the tokens of their row alone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use waste_kernels::{CpuFeatures, Isa, KernelTable};
-use waste_plan::schema::{Place, Plan, PortName, Program, State, StepKind};
+use waste_plan::schema::{Place, Plan, PortName, Program, State, StateKind, Step, StepKind};
 
 use crate::arena::{Call, Spaces, ThreadScratch};
 use crate::error::RuntimeError;
-use crate::exec::{Exec, missing_kernels, n_tiles};
+use crate::exec::{Exec, missing_kernels};
+use crate::experts::ExpertError;
 use crate::loaded::LoadedPlan;
 use crate::profile::Profile;
+use crate::stream::{ExpertOptions, ExpertSource};
 use crate::team::{Member, Team};
 
 /// How a session runs.
@@ -36,6 +39,8 @@ pub struct SessionOptions {
     pub check_finite: bool,
     /// Measure each step.
     pub profile: bool,
+    /// How experts are streamed, if the plan has any in files.
+    pub experts: ExpertOptions,
 }
 
 /// One token of a batch: `(row, id)`.
@@ -79,11 +84,17 @@ pub struct Session {
     claims: Vec<Vec<AtomicUsize>>,
     /// Accepted tokens of each row.
     lens: Vec<u32>,
+    /// The accepted half of each row's recurrent states.
+    halves: Vec<usize>,
+    is_recurrent: bool,
     /// Bytes of packed weights that a call of each program reads, tables excepted.
     weight_bytes: Vec<u64>,
     /// Bytes of one position of one row in all caches.
     position_bytes: u64,
+    /// Bytes of recurrent states that a step reads and writes for each of its rows.
+    recurrent_bytes: u64,
     last: Call,
+    experts: Option<ExpertSource>,
     cancel: Arc<AtomicBool>,
     is_verified: bool,
     check_finite: bool,
@@ -98,7 +109,7 @@ impl Session {
     /// If the plan needs more than `max_mem`, a kernel is missing, or the system refuses memory or threads.
     pub fn open(loaded: &LoadedPlan, options: &SessionOptions) -> Result<Self, RuntimeError> {
         let plan = loaded.shared_plan();
-        let needs = needed_bytes(&plan, options.threads);
+        let needs = needed_bytes_with(&plan, options.threads, options.experts.slots);
         if let Some(limit) = options.max_mem.filter(|it| *it < needs) {
             return Err(RuntimeError::Memory { needs, limit });
         }
@@ -130,9 +141,13 @@ impl Session {
             scratch,
             claims,
             lens: vec![0; plan.options.batch as usize],
+            halves: vec![0; plan.options.batch as usize],
+            is_recurrent: plan.states.iter().any(|it| it.kind == StateKind::Recurrent),
             weight_bytes: plan.programs.iter().map(|it| weight_bytes(&plan, it)).collect(),
             position_bytes: plan.states.iter().map(position_bytes).sum(),
+            recurrent_bytes: plan.states.iter().map(recurrent_bytes).sum(),
             last: Call { tokens: 0, want: 0 },
+            experts: ExpertSource::open(loaded, &options.experts)?,
             cancel: Arc::new(AtomicBool::new(false)),
             is_verified: !options.verify,
             check_finite: options.check_finite,
@@ -179,16 +194,36 @@ impl Session {
         self.len(row) == 0
     }
 
+    /// Forgets the history of `row`.
+    pub fn clear(&mut self, row: u32) {
+        self.lens[row as usize] = 0;
+    }
+
     /// Forgets all but the first `len` tokens of `row`.
-    pub fn truncate(&mut self, row: u32, len: u32) {
+    ///
+    /// # Errors
+    /// [`RuntimeError::Batch`] if the model is recurrent and a part of the history would stay: its state is not kept.
+    pub fn truncate(&mut self, row: u32, len: u32) -> Result<(), RuntimeError> {
         let it = &mut self.lens[row as usize];
+        if self.is_recurrent && len > 0 && len < *it {
+            return Err(RuntimeError::Batch(format!(
+                "a recurrent state cannot go back from {it} to {len} tokens, only to 0"
+            )));
+        }
         *it = (*it).min(len);
+        Ok(())
     }
 
     /// What was done so far.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.counters
+    }
+
+    /// What the expert cache counted, if there is one.
+    #[must_use]
+    pub fn expert_counters(&self) -> Option<crate::experts::Counters> {
+        self.experts.as_ref().map(ExpertSource::counters)
     }
 
     /// Measured time of each step, if it was asked for.
@@ -319,7 +354,17 @@ impl Session {
         let steps = &self.plan.programs[program].steps;
         let claims = &self.claims[program];
         claims.iter().for_each(|it| it.store(0, Ordering::Relaxed));
-        let exec = Exec { spaces: &self.spaces, table: &self.table, call };
+        let exec = Exec {
+            spaces: &self.spaces,
+            table: &self.table,
+            call,
+            halves: &self.halves,
+            experts: self.experts.as_ref(),
+            cancel: &self.cancel,
+        };
+        if let Some(experts) = exec.experts {
+            experts.begin();
+        }
         let tiles = AtomicUsize::new(0);
         let bad_step = AtomicU32::new(u32::MAX);
         let (cancel, scratch, check) = (&self.cancel, &self.scratch, self.check_finite);
@@ -327,16 +372,15 @@ impl Session {
         let job = |member: &mut Member<'_>| {
             let mut scratch = scratch[member.index].lock().expect("each thread has its own");
             let mut done = 0;
-            for (at, step) in steps.iter().enumerate() {
+            let mut at = 0;
+            while let Some(step) = steps.get(at) {
                 if step.barrier || clock.is_some() || check {
                     member.barrier();
                 }
                 let started = clock.as_ref().map(|it| it.start(member.index));
-                let n = n_tiles(step, call);
                 let is_stopped = cancel.load(Ordering::Relaxed) || member.is_panicked();
-                if !is_stopped {
-                    member
-                        .guarded(|| done += claim_tiles(&exec, step, n, &claims[at], scratch.f32s(), cancel));
+                if !is_stopped || step.kind.moves_experts() {
+                    member.guarded(|| done += claim_tiles(&exec, step, &claims[at], scratch.f32s(), cancel));
                 }
                 if let (Some(clock), Some(started)) = (&clock, started) {
                     member.barrier();
@@ -348,11 +392,18 @@ impl Session {
                         bad_step.fetch_min(as_u32(at), Ordering::Relaxed);
                     }
                 }
+                at = next_step(&exec, steps, claims, at);
             }
             tiles.fetch_add(done, Ordering::Relaxed);
         };
         self.counters.barriers += self.team.run(&job)?;
         self.counters.tiles += tiles.into_inner() as u64;
+        if let Some(experts) = &self.experts {
+            match experts.end(self.cancel.load(Ordering::Relaxed)) {
+                Ok(()) | Err(ExpertError::Cancelled) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
         if self.cancel.swap(false, Ordering::Relaxed) {
             return Err(RuntimeError::Cancelled);
         }
@@ -372,6 +423,10 @@ impl Session {
         let finite = self.spaces.port_i32s(offset, call.want as usize);
         if let Some(row) = finite.iter().position(|it| *it != 1) {
             return Err(RuntimeError::NotFinite { what: format!("row {row} of the logits") });
+        }
+        for run in batch.chunk_by(|a, b| a.row == b.row) {
+            self.halves[run[0].row as usize] ^= 1;
+            self.counters.state_bytes += self.recurrent_bytes;
         }
         for token in batch {
             let len = &mut self.lens[token.row as usize];
@@ -416,19 +471,38 @@ impl Session {
     }
 }
 
+/// The step after step `at`: of the end of a loop over experts its beginning, while experts are left. All threads decide alike, since
+/// the answer was settled before the last barrier.
+fn next_step(exec: &Exec<'_>, steps: &[Step], claims: &[AtomicUsize], at: usize) -> usize {
+    match (&steps[at].kind, exec.experts) {
+        // Everybody has left the steps before these two, and nobody is at them again before the next barrier.
+        (StepKind::ExpertWindow { body, .. }, Some(_)) => {
+            claims[at + *body as usize].store(0, Ordering::Relaxed);
+            at + 1
+        }
+        (StepKind::ExpertRelease { body, .. }, Some(experts)) if experts.has_more() => {
+            let window = at - *body as usize;
+            claims[window..at].iter().for_each(|it| it.store(0, Ordering::Relaxed));
+            window
+        }
+        _ => at + 1,
+    }
+}
+
 /// Claims and carries out tiles of one step until none is left; returns how many.
 fn claim_tiles(
     exec: &Exec<'_>,
-    step: &waste_plan::schema::Step,
-    n: usize,
+    step: &Step,
     claim: &AtomicUsize,
     scratch: &mut [f32],
     cancel: &AtomicBool,
 ) -> usize {
     let mut done = 0;
+    let n = exec.n_tiles(step);
+    let stops = !step.kind.moves_experts();
     loop {
         let index = claim.fetch_add(1, Ordering::Relaxed);
-        if index >= n || cancel.load(Ordering::Relaxed) {
+        if index >= n || (stops && cancel.load(Ordering::Relaxed)) {
             return done;
         }
         exec.tile(step, index, scratch);
@@ -438,10 +512,15 @@ fn claim_tiles(
 
 /// Bytes of packed weights that `program` multiplies with, each counted once.
 fn weight_bytes(plan: &Plan, program: &Program) -> u64 {
-    let linears = program
-        .steps
-        .iter()
-        .filter(|it| matches!(it.kind, StepKind::Linear { .. } | StepKind::LinearGlu { .. }));
+    let linears = program.steps.iter().filter(|it| {
+        matches!(
+            it.kind,
+            StepKind::Linear { .. }
+                | StepKind::LinearGlu { .. }
+                | StepKind::HeadLinear
+                | StepKind::HeadLinearT
+        )
+    });
     let ids = linears.flat_map(|it| &it.reads).filter_map(|it| match it.place {
         Place::Weight(id) => Some(id),
         Place::Scratch(_) | Place::Io(_) | Place::State(_) => None,
@@ -450,15 +529,33 @@ fn weight_bytes(plan: &Plan, program: &Program) -> u64 {
     ids.iter().map(|id| plan.weights[*id as usize].bytes).sum()
 }
 
+/// Bytes of a recurrent state that a call reads and writes for each row.
+fn recurrent_bytes(state: &State) -> u64 {
+    let is_recurrent = state.kind == StateKind::Recurrent;
+    if is_recurrent { state.bytes / u64::from(state.shape[0]).max(1) } else { 0 }
+}
+
+/// Bytes of one position of a cache.
 fn position_bytes(state: &State) -> u64 {
+    if state.kind == StateKind::Recurrent {
+        return 0;
+    }
     state.bytes / (u64::from(state.shape[0]) * u64::from(state.shape[1])).max(1)
 }
 
 /// Bytes of a session with this many threads.
 #[must_use]
 pub fn needed_bytes(plan: &Plan, threads: usize) -> u64 {
+    needed_bytes_with(plan, threads, None)
+}
+
+/// Bytes of a session with this many threads, and this many records in the expert cache (`None`: as planned).
+#[must_use]
+pub fn needed_bytes_with(plan: &Plan, threads: usize, expert_slots: Option<u64>) -> u64 {
     let memory = &plan.memory;
-    let fixed = [memory.weights, memory.states, memory.scratch, memory.io, memory.text];
+    let slot = memory.experts.checked_div(memory.expert_slots).unwrap_or(0);
+    let experts = slot.saturating_mul(expert_slots.unwrap_or(memory.expert_slots));
+    let fixed = [memory.weights, memory.states, memory.scratch, memory.io, memory.text, experts];
     fixed.iter().fold(memory.thread.saturating_mul(threads.max(1) as u64), |sum, it| sum.saturating_add(*it))
 }
 

@@ -5,8 +5,9 @@ use std::str::FromStr;
 
 use clap::Args;
 use waste::compile::CompileOptions;
+use waste::embedded;
 use waste::text::SamplerOptions;
-use waste_plan::{DType, Math};
+use waste_plan::{DType, Math, Tables};
 use waste_runtime::Isa;
 
 /// What a model is compiled for.
@@ -37,6 +38,9 @@ pub(crate) struct SizeArgs {
     /// Arithmetic of linears over integer weights: fixed24, fixed16, fixed8 or f32
     #[arg(long, value_name = "MATH", default_value = "fixed24", value_parser = parse_math)]
     pub(crate) math: Math,
+    /// Arithmetic of lookup tables of vector-quantised experts: fixed24, f32, fixed16 or container
+    #[arg(long, value_name = "TABLES", default_value = "fixed24", value_parser = parse_tables)]
+    pub(crate) tables: Tables,
     /// Not these optional passes
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     pub(crate) disable_pass: Vec<String>,
@@ -55,8 +59,11 @@ pub(crate) struct LimitArgs {
     #[arg(long, value_name = "C", value_parser = positive())]
     pub(crate) chunk: Option<u32>,
     /// Most memory, such as 6G or 512M: refused before any work, or kept
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, visible_alias = "budget", value_name = "SIZE")]
     pub(crate) max_mem: Option<Size>,
+    /// Experts that the cache holds [default: what serves well, and fits three quarters of the memory]
+    #[arg(long, value_name = "N", value_parser = positive())]
+    pub(crate) expert_cache: Option<u32>,
 }
 
 impl ShapeArgs {
@@ -79,6 +86,8 @@ impl SizeArgs {
             only: None,
             disabled: self.disable_pass.clone(),
             rewrite_limit: self.rewrite_limit,
+            tables: self.tables,
+            expert_slots: limits.expert_cache.map(u64::from),
             max_mem: limits.max_mem.map(|it| it.0),
         }
     }
@@ -102,6 +111,15 @@ pub(crate) struct MachineArgs {
     /// Check every result of every step, to name the first that is not finite
     #[arg(long)]
     pub(crate) check_finite: bool,
+    /// Threads that read experts ahead; 0 reads each when it is needed
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(0..=64))]
+    pub(crate) read_threads: u8,
+    /// Read experts through the page cache, also where reading past it works
+    #[arg(long)]
+    pub(crate) buffered: bool,
+    /// Compare the checksum of every expert that is read
+    #[arg(long)]
+    pub(crate) verify: bool,
 }
 
 /// How tokens are chosen.
@@ -178,7 +196,7 @@ pub(crate) fn read_text(path: &std::path::Path) -> Result<String, super::error::
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TargetArg {
     /// A plan, a model's folder, .gguf, .safetensors or index, or org/repo[:quant] in the local Hugging Face cache
-    #[arg(id = "model", value_name = "MODEL|PLAN")]
+    #[arg(id = "model", value_name = "MODEL|PLAN", default_value = embedded::NAME)]
     pub(crate) target: PathBuf,
 }
 
@@ -266,6 +284,11 @@ fn parse_kv(text: &str) -> Result<DType, String> {
 
 fn parse_math(text: &str) -> Result<Math, String> {
     Math::from_name(text).ok_or_else(|| format!("expected one of {}", Math::ALL.map(Math::name).join(", ")))
+}
+
+fn parse_tables(text: &str) -> Result<Tables, String> {
+    let names = || Tables::ALL.iter().map(|it| it.name()).collect::<Vec<_>>().join(", ");
+    Tables::from_name(text).ok_or_else(|| format!("expected one of {}", names()))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use clap::Args;
 use waste::formats::grouped;
 use waste_codegen::check::check;
 use waste_ir::{parse_module, verify};
-use waste_runtime::{LoadedPlan, needed_bytes};
+use waste_runtime::{LoadedPlan, needed_bytes_with};
 
 use super::args::{LimitArgs, MachineArgs};
 use super::cx::Cx;
@@ -37,8 +37,8 @@ pub(crate) fn run(args: &CheckArgs, cx: &Cx) -> Result<(), CliError> {
         loaded.verify_weights().map_err(|err| CliError::Difference(err.to_string()))?;
         cx.print(&format!("weights: {} checksums equal\n", loaded.plan().weights.len()))?;
     }
-    let setup = open::setup(&loaded, &args.machine, args.limits.max_mem, cx)?;
-    let needs = needed_bytes(loaded.plan(), setup.options.threads);
+    let setup = open::setup(&loaded, &args.machine, &args.limits, cx)?;
+    let needs = needed_bytes_with(loaded.plan(), setup.options.threads, setup.options.experts.slots);
     if let Some(limit) = setup.options.max_mem.filter(|it| *it < needs) {
         return Err(CliError::Memory(format!("needs {needs} bytes of memory, {limit} are allowed")));
     }

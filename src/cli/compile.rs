@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use waste::compile::{CompileOptions, Compiled, compile, compile_text};
+use waste::embedded;
 use waste::formats::grouped;
 use waste_ir::print_module;
 use waste_passes::pipeline::find;
@@ -21,7 +22,7 @@ use super::open;
 pub(crate) struct CompileArgs {
     /// A model's folder, .gguf, .safetensors or index, org/repo[:quant] in the local Hugging Face cache, or - for IR text
     /// from stdin
-    #[arg(value_name = "MODEL")]
+    #[arg(value_name = "MODEL", default_value = embedded::NAME)]
     model: PathBuf,
     /// The plan file to write; without it, all but the weights is done and nothing is written
     #[arg(short = 'o', long = "output", value_name = "PLAN")]

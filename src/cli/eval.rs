@@ -88,7 +88,7 @@ fn write_logits(args: &EvalArgs, tokens: &Path, out: &Path, cx: &Cx) -> Result<(
     let ids = parse_ids(&read_text(tokens)?).map_err(|err| CliError::Input(format!("{name}: {err}")))?;
     let positions = u32::try_from(ids.len()).map_err(|_| CliError::Input(format!("{name}: too many ids")))?;
     let loaded = load(args, Some(positions), cx)?;
-    let (mut session, _) = open::session(&loaded, &args.machine, args.limits.max_mem, cx)?;
+    let (mut session, _) = open::session(&loaded, &args.machine, &args.limits, cx)?;
     let io = |err: std::io::Error| CliError::io(out, &err);
 
     let cols = loaded.plan().model.vocab as usize;
@@ -113,7 +113,7 @@ fn score_text(args: &EvalArgs, file: &Path, cx: &Cx) -> Result<(), CliError> {
     let windows = windows(&ids, args.window, loaded.plan())?;
     let nothing = || CliError::Input(format!("{}: nothing to predict in {} ids", file.display(), ids.len()));
     let windows = windows.ok_or_else(nothing)?;
-    let (mut session, setup) = open::session(&loaded, &args.machine, args.limits.max_mem, cx)?;
+    let (mut session, setup) = open::session(&loaded, &args.machine, &args.limits, cx)?;
 
     let progress = cx.progress("scoring", args.quiet);
     let started = Instant::now();
@@ -122,7 +122,7 @@ fn score_text(args: &EvalArgs, file: &Path, cx: &Cx) -> Result<(), CliError> {
     for inputs in (0..windows.scored()).step_by(window) {
         let from = usize::try_from(inputs).expect("an index of `ids`");
         let targets = &ids[from + 1..=from + window];
-        session.truncate(0, 0);
+        session.clear(0);
         for_each_row(&mut session, &ids[from..from + window], |at, logits| {
             likelihood.add(logits, targets[at]);
             Ok(())

@@ -74,7 +74,7 @@ pub(crate) fn execute(
     let sampling = args.sampling.options();
     let prompts: Vec<Prompt> =
         given.iter().map(|it| it.prompt(tokenizer.as_ref(), sampling)).collect::<Result<_, _>>()?;
-    let (mut session, setup) = open::session(loaded, &args.machine, limits.max_mem, cx)?;
+    let (mut session, setup) = open::session(loaded, &args.machine, limits, cx)?;
     let load_time = start.elapsed();
 
     let rules = rules(&session, tokenizer.as_ref(), args, limits);
@@ -89,6 +89,7 @@ pub(crate) fn execute(
         texts: &texts,
         generation: &generation,
         counters: session.counters(),
+        experts: session.expert_counters(),
         setup: &setup,
         seed: sampling.seed,
         load_time,

@@ -3,13 +3,18 @@
 use std::io::Read;
 use std::path::Path;
 
+use waste::compile::experts::CacheSizes;
 use waste::compile::{CompileOptions, Compiled, compile};
+use waste::embedded;
 use waste::formats::{ModelFiles, shown};
 use waste::text::{Tokenizer, TokenizerSpec};
+use waste_plan::schema::Plan;
 use waste_runtime::sys::Machine;
-use waste_runtime::{CpuFeatures, Isa, LoadedPlan, Session, SessionOptions, needed_bytes};
+use waste_runtime::{
+    CpuFeatures, ExpertOptions, Isa, LoadedPlan, Session, SessionOptions, needed_bytes_with,
+};
 
-use super::args::{Backend, MachineArgs, Size};
+use super::args::{Backend, LimitArgs, MachineArgs, Size};
 use super::cx::Cx;
 use super::error::CliError;
 
@@ -44,11 +49,22 @@ pub(crate) fn open_plan(path: &Path) -> Result<LoadedPlan, CliError> {
     Ok(LoadedPlan::open(path)?)
 }
 
-/// Opens the files of a model.
+/// Opens the files of a model; the embedded one is unpacked into the cache first.
 ///
 /// # Errors
-/// As [`ModelFiles::open`].
+/// As [`ModelFiles::open`], or if the embedded model cannot be unpacked.
 pub(crate) fn open_model(model: &Path, cx: &Cx) -> Result<ModelFiles, CliError> {
+    if model == Path::new(embedded::NAME) && !model.exists() {
+        let cache = cx.env.plan_cache().unwrap_or_else(|| std::env::temp_dir().join("waste"));
+        let unpacked = embedded::unpack(&cache).map_err(|source| {
+            CliError::Input(format!(
+                "{}: cannot unpack the model '{}': {source}",
+                cache.display(),
+                embedded::NAME
+            ))
+        })?;
+        return Ok(ModelFiles::open(&unpacked, None)?);
+    }
     Ok(ModelFiles::open(model, cx.env.hub().as_ref())?)
 }
 
@@ -118,13 +134,14 @@ pub(crate) struct Setup {
 pub(crate) fn setup(
     loaded: &LoadedPlan,
     args: &MachineArgs,
-    max_mem: Option<Size>,
+    limits: &LimitArgs,
     cx: &Cx,
 ) -> Result<Setup, CliError> {
     let machine = Machine::detect();
     let (threads, cpus, said) = threads(&machine, args, cx)?;
     let isa = tier(args, cx)?;
-    let needs = needed_bytes(loaded.plan(), threads);
+    let slots = expert_slots(loaded.plan(), threads, limits, machine.usable_ram());
+    let needs = needed_bytes_with(loaded.plan(), threads, slots);
     if let Some(ram) = machine.usable_ram().filter(|it| *it < needs) {
         let message = format!("needs {needs} bytes of memory, this machine allows {ram}");
         return Err(CliError::Memory(message));
@@ -133,12 +150,34 @@ pub(crate) fn setup(
         threads,
         cpus,
         isa,
-        max_mem: max_mem.map(|it| it.0),
+        max_mem: limits.max_mem.map(|it| it.0),
         verify: !args.no_verify,
         check_finite: args.check_finite,
         profile: false,
+        experts: ExpertOptions {
+            slots,
+            readers: usize::from(args.read_threads),
+            direct: !args.buffered,
+            verify: args.verify,
+        },
     };
     Ok(Setup { options, threads: said, isa })
+}
+
+/// Records that the expert cache holds: as asked, or as many as `--max-mem` holds, or the largest of the sizes that serve well
+/// within three quarters of the memory, and the smallest where none does. `None` for a plan without experts in files.
+fn expert_slots(plan: &Plan, threads: usize, limits: &LimitArgs, ram: Option<u64>) -> Option<u64> {
+    let sizes = CacheSizes::of(plan)?;
+    if let Some(asked) = limits.expert_cache {
+        return Some(u64::from(asked).min(sizes.all));
+    }
+    let fixed = needed_bytes_with(plan, threads, Some(0));
+    if let Some(Size(limit)) = limits.max_mem {
+        let fits = limit.saturating_sub(fixed) / sizes.slot_bytes.max(1);
+        return Some(fits.clamp(sizes.floor, sizes.all));
+    }
+    let room = ram.map_or(u64::MAX, |it| it / 4 * 3).saturating_sub(fixed);
+    Some(sizes.largest_in(room).unwrap_or(sizes.floor))
 }
 
 /// Opens a session on `loaded` that Ctrl-C cancels.
@@ -148,10 +187,10 @@ pub(crate) fn setup(
 pub(crate) fn session(
     loaded: &LoadedPlan,
     args: &MachineArgs,
-    max_mem: Option<Size>,
+    limits: &LimitArgs,
     cx: &Cx,
 ) -> Result<(Session, Setup), CliError> {
-    let setup = setup(loaded, args, max_mem, cx)?;
+    let setup = setup(loaded, args, limits, cx)?;
     let session = Session::open(loaded, &setup.options)?;
     cx.interrupt.cancels(session.cancel_flag())?;
     Ok((session, setup))

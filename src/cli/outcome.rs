@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use waste::formats::grouped;
 use waste::generate::{Continuation, Generation, Pace, Prompt, StopReason};
 use waste_plan::schema::Plan;
-use waste_runtime::{Counters, needed_bytes, sys};
+use waste_runtime::{Counters, experts, needed_bytes_with, sys};
 
 use super::exec::stop_note;
 use super::open::Setup;
@@ -18,6 +18,8 @@ pub(crate) struct Outcome<'a> {
     pub(crate) texts: &'a [String],
     pub(crate) generation: &'a Generation,
     pub(crate) counters: Counters,
+    /// Of the expert cache, if the plan has one.
+    pub(crate) experts: Option<experts::Counters>,
     pub(crate) setup: &'a Setup,
     pub(crate) seed: u64,
     /// From the start of the command to the first step.
@@ -43,8 +45,9 @@ impl Outcome<'_> {
                 "decode": pace_json(&self.generation.decode),
             },
             "counters": self.counters_json(),
+            "experts": self.experts.map(|it| experts_json(&it)),
             "memory": {
-                "needed_bytes": needed_bytes(self.plan, self.setup.options.threads),
+                "needed_bytes": needed_bytes_with(self.plan, self.setup.options.threads, self.setup.options.experts.slots),
                 "stated_peak_bytes": self.plan.memory.peak(),
                 "peak_rss_bytes": sys::peak_rss(),
             },
@@ -83,15 +86,43 @@ impl Outcome<'_> {
             decode.per_second(),
             self.load_time.as_secs_f64() * 1e3,
         ));
+        if let Some(it) = &self.experts {
+            lines.push(format!(
+                "experts: {} reads, {} MiB, {:.1} % hits, {:.0} ms waited",
+                grouped(it.reads),
+                grouped(it.bytes >> 20),
+                it.hit_rate() * 100.0,
+                it.waiting.as_secs_f64() * 1e3,
+            ));
+        }
         lines.push(format!(
             "cpu:{}; {}; memory {} MiB; seed {}",
             self.setup.isa.name(),
             self.setup.threads,
-            grouped(needed_bytes(self.plan, self.setup.options.threads) >> 20),
+            grouped(
+                needed_bytes_with(self.plan, self.setup.options.threads, self.setup.options.experts.slots)
+                    >> 20
+            ),
             self.seed,
         ));
         lines
     }
+}
+
+fn experts_json(it: &experts::Counters) -> Value {
+    json!({
+        "hits": it.hits,
+        "misses": it.misses,
+        "evictions": it.evictions,
+        "reads": it.reads,
+        "failures": it.failures,
+        "bytes": it.bytes,
+        "speculative_reads": it.speculative_reads,
+        "speculative_hits": it.speculative_hits,
+        "waiting_ms": it.waiting.as_secs_f64() * 1e3,
+        "reading_ms": it.reading.as_secs_f64() * 1e3,
+        "overlapped_ms": it.overlapped.as_secs_f64() * 1e3,
+    })
 }
 
 fn row_json(row: &Continuation, prompt: &Prompt, text: &str) -> Value {

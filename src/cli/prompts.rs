@@ -52,6 +52,11 @@ struct Line {
 }
 
 impl PromptArgs {
+    /// Whether nothing was asked for.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.prompt.is_empty() && self.prompts.is_none() && self.tokens.is_empty()
+    }
+
     /// All prompts in the order: texts, file, ids.
     ///
     /// # Errors

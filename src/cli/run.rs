@@ -1,11 +1,12 @@
 //! `waste run`: compiles a model, or finds its plan in the cache, and continues prompts with it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
 use waste::cache::{Key, PlanCache};
 use waste::compile::{CompileOptions, Compiled, compile};
+use waste::embedded;
 use waste::formats::ModelFiles;
 use waste_runtime::LoadedPlan;
 
@@ -19,7 +20,7 @@ use super::open;
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
     /// A model's folder, .gguf, .safetensors or index, or org/repo[:quant] in the local Hugging Face cache
-    #[arg(value_name = "MODEL")]
+    #[arg(value_name = "MODEL", default_value = embedded::NAME)]
     model: PathBuf,
     /// A text to continue, as -p
     #[arg(id = "text", value_name = "PROMPT")]
@@ -46,6 +47,9 @@ pub(crate) fn run(args: &RunArgs, cx: &Cx) -> Result<(), CliError> {
     }
     let mut prompts = args.generate.prompts.clone();
     prompts.prompt.splice(0..0, args.prompt.clone());
+    if prompts.is_empty() && args.model == Path::new(embedded::NAME) {
+        prompts.prompt.push(embedded::PROMPT.to_owned());
+    }
     let given = prompts.given()?;
     let rows = u32::try_from(given.len()).unwrap_or(u32::MAX).min(MOST_ROWS);
     let options = args.shape.options(&args.limits, rows);

@@ -16,7 +16,7 @@ use waste_ir::{Act, Built, GraphBuilder, ModelInfo, Module, ValueId, WeightId};
 use crate::formats::{Format, ModelFiles};
 
 use super::keys::{self, activation, epsilon, get_positive, positive, refuse_true, unary};
-use super::program::{self, Body};
+use super::program::{self, Body, Cache};
 use super::weights::{Linear, Weights};
 use super::{ImportOptions, Result, refused};
 
@@ -39,7 +39,7 @@ pub(super) fn import(files: &ModelFiles, opts: &ImportOptions) -> Result<Module>
     let mut module = weights.finish(|name| config.is_harmless(name))?;
     module.info = config.info.clone();
     let caches = program::add_caches(&mut module, opts, config.n_layers, config.heads, config.head_dim)?;
-    program::add_programs(&mut module, opts, &caches, files.meta().file(), |cx| model.logits(cx, &config))?;
+    program::add_programs(&mut module, opts, files.meta().file(), |cx| model.logits(cx, &config, &caches))?;
     Ok(module)
 }
 
@@ -243,13 +243,13 @@ impl Model {
         Ok(Self { embed, positions, layers, final_norm, head })
     }
 
-    fn logits(&self, cx: &mut Body<'_>, c: &Config) -> Built {
+    fn logits(&self, cx: &mut Body<'_>, c: &Config, caches: &[Cache]) -> Built {
         let (embed, positions) = (cx.b.weight(self.embed), cx.b.weight(self.positions));
         let tokens = cx.b.embed(cx.token, embed)?;
         let places = cx.b.embed(cx.pos, positions)?;
         let mut x = cx.b.add(tokens, places)?;
-        for (idx, layer) in self.layers.iter().enumerate() {
-            x = layer.attention(cx, c, idx, x)?;
+        for (layer, cache) in self.layers.iter().zip(caches) {
+            x = layer.attention(cx, c, *cache, x)?;
             x = layer.feed_forward(cx, c, x)?;
         }
         let x = cx.wanted(x)?;
@@ -281,13 +281,13 @@ impl Layer {
         Ok(Self { attn_norm, qkv, attn_out, ffn_norm, up, down })
     }
 
-    fn attention(&self, cx: &mut Body<'_>, c: &Config, idx: usize, x: ValueId) -> Built {
+    fn attention(&self, cx: &mut Body<'_>, c: &Config, cache: Cache, x: ValueId) -> Built {
         let h = self.attn_norm.of(&mut cx.b, x, c)?;
         let qkv = cx.linear(h, self.qkv)?;
         let q = cx.b.slice(qkv, 0, c.hidden)?;
         let k = cx.b.slice(qkv, c.hidden, c.hidden)?;
         let v = cx.b.slice(qkv, 2 * c.hidden, c.hidden)?;
-        let y = cx.attend(idx, [q, k, v], c.head_dim)?;
+        let y = cx.attend(cache, [q, k, v], c.head_dim)?;
         let y = cx.linear(y, self.attn_out)?;
         cx.b.add(x, y)
     }

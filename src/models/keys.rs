@@ -5,7 +5,7 @@
 
 use waste_ir::{Act, UnaryKind};
 
-use crate::formats::{FormatError, Meta, shown};
+use crate::formats::{FormatError, Meta, ModelFiles, shown};
 
 /// Keys of config.json that do not change what the model computes: training, sampling defaults, bookkeeping, text.
 /// A trailing `*` stands for any rest.
@@ -14,6 +14,7 @@ const HARMLESS: &[&str] = &[
     "attention_dropout",
     "attn_implementation",
     "attn_pdrop",
+    "aux_loss_alpha",
     "auto_map.*",
     "bad_words_ids*",
     "begin_suppress_tokens",
@@ -28,6 +29,7 @@ const HARMLESS: &[&str] = &[
     "embd_pdrop",
     "encoder_no_repeat_ngram_size",
     "eos_token_id",
+    "ep_size",
     "exponential_decay_length_penalty*",
     "finetuning_task",
     "forced_bos_token_id",
@@ -49,6 +51,7 @@ const HARMLESS: &[&str] = &[
     "num_return_sequences",
     "output_attentions",
     "output_hidden_states",
+    "output_router_logits",
     "output_scores",
     "pad_token_id",
     "prefix",
@@ -60,7 +63,10 @@ const HARMLESS: &[&str] = &[
     "resid_pdrop",
     "return_dict",
     "return_dict_in_generate",
+    "router_aux_loss_coef",
+    "router_jitter_noise",
     "sep_token_id",
+    "seq_aux",
     "summary_activation",
     "summary_first_dropout",
     "summary_proj_to_labels",
@@ -168,13 +174,33 @@ pub(super) fn activation(meta: &Meta, key: &str, default: Act) -> Result<Act, Fo
     })
 }
 
-/// `act` as an elementwise op; `None` for the identity.
+/// `act` as an elementwise op; `None` for the identity and for what needs a gate.
 pub(super) const fn unary(act: Act) -> Option<UnaryKind> {
     match act {
-        Act::None => None,
+        Act::None | Act::Situ => None,
         Act::Silu => Some(UnaryKind::Silu),
         Act::GeluTanh => Some(UnaryKind::GeluTanh),
         Act::GeluErf => Some(UnaryKind::GeluErf),
         Act::Relu => Some(UnaryKind::Relu),
     }
+}
+
+/// The number of layers that `key` says: at most as many as there are tensors.
+pub(super) fn layers(files: &ModelFiles, key: &str) -> Result<u32, FormatError> {
+    let (meta, n_tensors) = (files.meta(), files.tensors().len());
+    let n = positive(meta, key)?;
+    if n as usize > n_tensors {
+        return Err(meta.refuse(key, format!("{n} layers, but there are {n_tensors} tensors")));
+    }
+    Ok(n)
+}
+
+/// Counts all keys that start with `prefix` as used: they are about what the model does not have.
+pub(super) fn ignore_all(meta: &Meta, prefix: &str) {
+    meta.keys().filter(|it| it.starts_with(prefix)).for_each(|it| meta.ignore(it));
+}
+
+/// `n` times `each` columns.
+pub(super) fn columns(meta: &Meta, key: &str, n: u32, each: u32) -> Result<u32, FormatError> {
+    n.checked_mul(each).ok_or_else(|| meta.refuse(key, format!("{n} times {each} columns")))
 }

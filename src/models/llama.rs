@@ -1,4 +1,5 @@
-//! The Llama family: Llama 2 and 3, Mistral without a window, SmolLM2, Qwen2 (biases), Qwen3 (q/k norm).
+//! The Llama family: Llama 2 and 3, Mistral without a window, SmolLM2, Qwen2 (biases), Qwen3 (q/k norm); and with routed experts
+//! Mixtral (Jiang et al. 2024), OLMoE (Muennighoff et al. 2024, q/k norm over all heads) and Qwen3-MoE.
 //!
 //! Each layer, with x the residual stream (Touvron et al. 2023; transformers 5, `modeling_llama.py`):
 //!
@@ -12,15 +13,19 @@
 //! head, GGUF's `llama` adjacent pairs (its converter permutes them), GGUF's `qwen2` and `qwen3` halves again.
 
 mod config;
+mod experts;
+mod names;
 
 use waste_ir::{Built, GraphBuilder, Module, ValueId, WeightId};
 
 use crate::formats::ModelFiles;
 
-use super::program::{self, Body};
+use super::ffn::GatedAct;
+use super::moe::Moe;
+use super::program::{self, Body, Cache};
 use super::weights::{Linear, Weights};
 use super::{ImportOptions, Result};
-use config::Config;
+use config::{Config, QkNorm};
 
 /// Which model of the family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +34,9 @@ pub(super) enum Variant {
     Mistral,
     Qwen2,
     Qwen3,
+    Mixtral,
+    Olmoe,
+    Qwen3Moe,
 }
 
 /// Lowers a model of the family.
@@ -39,7 +47,7 @@ pub(super) fn import(files: &ModelFiles, variant: Variant, opts: &ImportOptions)
     let mut module = weights.finish(|name| config.is_harmless(name))?;
     module.info = config.info.clone();
     let caches = program::add_caches(&mut module, opts, config.n_layers, config.kv_heads, config.head_dim)?;
-    program::add_programs(&mut module, opts, &caches, files.meta().file(), |cx| model.logits(cx, &config))?;
+    program::add_programs(&mut module, opts, files.meta().file(), |cx| model.logits(cx, &config, &caches))?;
     Ok(module)
 }
 
@@ -64,12 +72,14 @@ struct Layer {
     k: Linear,
     v: Linear,
     o: Linear,
-    /// Norms of each head's q and k.
     qk_norm: Option<[WeightId; 2]>,
     ffn_norm: WeightId,
-    gate: Linear,
-    up: Linear,
-    down: Linear,
+    ffn: FeedForward,
+}
+
+enum FeedForward {
+    Dense { gate: Linear, up: Linear, down: Linear },
+    Experts(Moe),
 }
 
 impl Model {
@@ -79,21 +89,21 @@ impl Model {
         let layers = (0..c.n_layers).map(|i| Layer::take(weights, c, i)).collect::<Result<_>>()?;
         let final_norm = weights.vector(names.final_norm, c.hidden)?;
         let head = if c.is_tied { embed } else { weights.matrix(names.head, c.info.vocab, c.hidden)? };
-        let factors = if names.has_factors && weights.has(config::FACTORS) {
-            Some(weights.vector(config::FACTORS, c.rope.dims / 2)?)
+        let factors = if names.has_factors && weights.has(names::FACTORS) {
+            Some(weights.vector(names::FACTORS, c.rope.dims / 2)?)
         } else {
             None
         };
         Ok(Self { embed, layers, final_norm, head, factors })
     }
 
-    fn logits(&self, cx: &mut Body<'_>, c: &Config) -> Built {
+    fn logits(&self, cx: &mut Body<'_>, c: &Config, caches: &[Cache]) -> Built {
         let embed = cx.b.weight(self.embed);
         let mut x = cx.b.embed(cx.token, embed)?;
         let factors = self.factors.map(|it| cx.b.weight(it));
         let angles = cx.b.rope_angles(cx.pos, factors, c.rope.dims, c.rope.base, c.rope.scaling)?;
-        for (idx, layer) in self.layers.iter().enumerate() {
-            x = layer.attention(cx, c, idx, x, angles)?;
+        for (layer, cache) in self.layers.iter().zip(caches) {
+            x = layer.attention(cx, c, *cache, x, angles)?;
             x = layer.feed_forward(cx, c, x)?;
         }
         let x = cx.wanted(x)?;
@@ -109,11 +119,25 @@ impl Layer {
         let name = |part: &str| format!("{}{idx}.{part}", names.layer);
         let weight = |part: &str| format!("{}{idx}.{part}.weight", names.layer);
         let (hidden, ffn, q_cols, kv_cols) = (c.hidden, c.ffn, c.q_cols, c.kv_cols);
-        let qk_norm = if c.has_qk_norm {
-            let q_norm = weights.vector(&weight(names.q_norm), c.head_dim)?;
-            Some([q_norm, weights.vector(&weight(names.k_norm), c.head_dim)?])
-        } else {
-            None
+        let norm_cols = match c.qk_norm {
+            QkNorm::None => None,
+            QkNorm::Heads => Some([c.head_dim; 2]),
+            QkNorm::Whole => Some([q_cols, kv_cols]),
+        };
+        let qk_norm = match norm_cols {
+            Some([q, k]) => {
+                let q_norm = weights.vector(&weight(names.q_norm), q)?;
+                Some([q_norm, weights.vector(&weight(names.k_norm), k)?])
+            }
+            None => None,
+        };
+        let ffn = match c.moe.as_ref().filter(|_| c.is_moe[idx as usize]) {
+            Some(moe) => FeedForward::Experts(Moe::take(weights, &name(""), &names.moe, moe, hidden)?),
+            None => FeedForward::Dense {
+                gate: weights.linear(&name(names.gate), ffn, hidden, c.ffn_bias)?,
+                up: weights.linear(&name(names.up), ffn, hidden, c.ffn_bias)?,
+                down: weights.linear(&name(names.down), hidden, ffn, c.ffn_bias)?,
+            },
         };
         Ok(Self {
             attn_norm: weights.vector(&weight(names.attn_norm), hidden)?,
@@ -123,34 +147,44 @@ impl Layer {
             o: weights.linear(&name(names.o), hidden, q_cols, c.out_bias)?,
             qk_norm,
             ffn_norm: weights.vector(&weight(names.ffn_norm), hidden)?,
-            gate: weights.linear(&name(names.gate), ffn, hidden, c.ffn_bias)?,
-            up: weights.linear(&name(names.up), ffn, hidden, c.ffn_bias)?,
-            down: weights.linear(&name(names.down), hidden, ffn, c.ffn_bias)?,
+            ffn,
         })
     }
 
-    fn attention(&self, cx: &mut Body<'_>, c: &Config, idx: usize, x: ValueId, angles: ValueId) -> Built {
+    fn attention(&self, cx: &mut Body<'_>, c: &Config, cache: Cache, x: ValueId, angles: ValueId) -> Built {
         let h = norm(&mut cx.b, x, self.attn_norm, c.eps)?;
         let mut q = cx.linear(h, self.q)?;
         let mut k = cx.linear(h, self.k)?;
         let v = cx.linear(h, self.v)?;
         if let Some([q_norm, k_norm]) = self.qk_norm {
-            q = head_norm(&mut cx.b, q, q_norm, c.head_dim, c.q_cols, c.eps)?;
-            k = head_norm(&mut cx.b, k, k_norm, c.head_dim, c.kv_cols, c.eps)?;
+            (q, k) = match c.qk_norm {
+                QkNorm::Whole => (norm(&mut cx.b, q, q_norm, c.eps)?, norm(&mut cx.b, k, k_norm, c.eps)?),
+                QkNorm::None | QkNorm::Heads => (
+                    head_norm(&mut cx.b, q, q_norm, c.head_dim, c.q_cols, c.eps)?,
+                    head_norm(&mut cx.b, k, k_norm, c.head_dim, c.kv_cols, c.eps)?,
+                ),
+            };
         }
         let q = cx.b.rope(q, angles, c.head_dim, c.rope.style)?;
         let k = cx.b.rope(k, angles, c.head_dim, c.rope.style)?;
-        let y = cx.attend(idx, [q, k, v], c.head_dim)?;
+        let y = cx.attend(cache, [q, k, v], c.head_dim)?;
         let y = cx.linear(y, self.o)?;
         cx.b.add(x, y)
     }
 
     fn feed_forward(&self, cx: &mut Body<'_>, c: &Config, x: ValueId) -> Built {
         let h = norm(&mut cx.b, x, self.ffn_norm, c.eps)?;
-        let gate = cx.linear(h, self.gate)?;
-        let up = cx.linear(h, self.up)?;
-        let h = cx.b.glu(gate, up, c.act)?;
-        let y = cx.linear(h, self.down)?;
+        let y = match &self.ffn {
+            FeedForward::Dense { gate, up, down } => {
+                let (gate, up) = (cx.linear(h, *gate)?, cx.linear(h, *up)?);
+                let h = cx.b.glu(gate, up, c.act)?;
+                cx.linear(h, *down)?
+            }
+            FeedForward::Experts(moe) => {
+                let c_moe = c.moe.as_ref().expect("the configuration that made the layer");
+                moe.of(cx, h, c_moe, GatedAct::Gate(c.act), c.eps)?
+            }
+        };
         cx.b.add(x, y)
     }
 }

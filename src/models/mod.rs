@@ -2,18 +2,22 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `llama` | Llama 2 and 3, Mistral without a window, SmolLM2, Qwen2, Qwen3; safetensors and GGUF |
+//! | `llama` | Llama 2 and 3, Mistral without a window, SmolLM2, Qwen2, Qwen3, Mixtral, OLMoE, Qwen3-MoE; safetensors and GGUF |
 //! | `gpt2` | GPT-2; safetensors and GGUF |
+//! | `kimi` | Kimi-Linear and Kimi K3; safetensors |
+//! | `deepseek` | DeepSeek-V3 and R1, Kimi K2; safetensors and GGUF |
+//! | `hybrid` | the decoder of Kimi and DeepSeek: delta or latent attention, dense or routed feed-forward |
+//! | `kda`, `mla`, `moe`, `ffn` | delta attention, latent attention, routed experts, gated feed-forward: shared by families |
 //! | `keys`, `rope` | configuration keys by value; what is not understood is refused by name |
 //! | `weights` | tensors by name and shape; what is left over is refused by name |
-//! | `program` | what all decoders share: symbols, inputs, caches, outputs |
+//! | `program` | what all decoders share: symbols, inputs, states, outputs |
 //!
 //! [`import`] gives a module with two graphs over the same weights and caches:
 //!
 //! | graph | inputs | outputs |
 //! |---|---|---|
-//! | `decode` | token, row, pos: `i32[B]`, want: `i32[Q]` | logits: `f32[Q, vocab]`, next, finite: `i32[Q]`, each cache |
-//! | `prefill` | token, row, pos: `i32[T]`, want: `i32[R]` | logits: `f32[R, vocab]`, next, finite: `i32[R]`, each cache |
+//! | `decode` | token, row, pos: `i32[B]`, want: `i32[Q]` | logits: `f32[Q, vocab]`, next, finite: `i32[Q]`, each state |
+//! | `prefill` | token, row, pos: `i32[T]`, want: `i32[R]` | logits: `f32[R, vocab]`, next, finite: `i32[R]`, each state |
 //!
 //! with B in 1..=batch, Q in 0..=batch, T in 1..=chunk, R in 0..=want.
 //!
@@ -24,9 +28,16 @@
 //!
 //! Deliberately absent: fusions and any other rewriting (that is `waste-passes`), text, defaults of options.
 
+mod deepseek;
+mod ffn;
 mod gpt2;
+mod hybrid;
+mod kda;
 mod keys;
+mod kimi;
 mod llama;
+mod mla;
+mod moe;
 mod program;
 mod rope;
 mod weights;
@@ -115,6 +126,8 @@ pub fn import(files: &ModelFiles, opts: &ImportOptions) -> Result<Module> {
     match Family::of(files)? {
         Family::Llama(variant) => llama::import(files, variant, opts),
         Family::Gpt2 => gpt2::import(files, opts),
+        Family::Kimi => kimi::import(files, opts),
+        Family::DeepSeek => deepseek::import(files, opts),
     }
 }
 
@@ -126,6 +139,8 @@ pub fn trained_ctx(files: &ModelFiles) -> Result<u32> {
     match Family::of(files)? {
         Family::Llama(variant) => llama::trained_ctx(files, variant),
         Family::Gpt2 => gpt2::trained_ctx(files),
+        Family::Kimi => kimi::trained_ctx(files.meta()),
+        Family::DeepSeek => deepseek::trained_ctx(files),
     }
 }
 
@@ -151,15 +166,23 @@ fn refused(option: &'static str, value: impl ToString, reason: impl Into<String>
 enum Family {
     Llama(llama::Variant),
     Gpt2,
+    Kimi,
+    DeepSeek,
 }
 
 /// The names of supported architectures: in config.json, its class, in GGUF, and the front end.
-const FAMILIES: [(&str, &str, &str, Family); 5] = [
+const FAMILIES: [(&str, &str, &str, Family); 11] = [
     ("llama", "LlamaForCausalLM", "llama", Family::Llama(llama::Variant::Llama)),
     ("mistral", "MistralForCausalLM", "", Family::Llama(llama::Variant::Mistral)),
     ("qwen2", "Qwen2ForCausalLM", "qwen2", Family::Llama(llama::Variant::Qwen2)),
     ("qwen3", "Qwen3ForCausalLM", "qwen3", Family::Llama(llama::Variant::Qwen3)),
+    ("mixtral", "MixtralForCausalLM", "", Family::Llama(llama::Variant::Mixtral)),
+    ("olmoe", "OlmoeForCausalLM", "olmoe", Family::Llama(llama::Variant::Olmoe)),
+    ("qwen3_moe", "Qwen3MoeForCausalLM", "qwen3moe", Family::Llama(llama::Variant::Qwen3Moe)),
     ("gpt2", "GPT2LMHeadModel", "gpt2", Family::Gpt2),
+    ("kimi_linear", "KimiLinearForCausalLM", "", Family::Kimi),
+    ("deepseek_v3", "DeepseekV3ForCausalLM", "deepseek2", Family::DeepSeek),
+    ("kimi_k2", "DeepseekV3ForCausalLM", "", Family::DeepSeek),
 ];
 
 impl Family {

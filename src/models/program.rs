@@ -1,8 +1,10 @@
-//! What all decoders share: symbols, inputs, caches, outputs, and the two programs around one body.
+//! What all decoders share: symbols, inputs, states, outputs, and the two programs around one body.
+
+use std::collections::BTreeMap;
 
 use waste_ir::{
     Built, Dim, Graph, GraphBuilder, Module, Phase, StateDecl, StateId, StateKind, SymDecl, SymId,
-    TensorType, ValueId,
+    TensorType, ValueId, WeightId,
 };
 use waste_plan::DType;
 use waste_plan::schema::KV_TILE;
@@ -25,8 +27,7 @@ pub(super) fn add_caches(
     kv_heads: u32,
     head_dim: u32,
 ) -> Result<Vec<Cache>> {
-    let positions = opts.ctx.checked_next_multiple_of(KV_TILE);
-    let positions = positions.ok_or_else(|| refused("ctx", opts.ctx, "is more than any cache holds"))?;
+    let positions = cache_positions(opts)?;
     let dims = [opts.batch, positions, kv_heads, head_dim].map(Dim::Const);
     let mut add = |name: String, kind| {
         module.states.push(StateDecl { name, ty: TensorType::new(opts.kv, &dims), kind })
@@ -36,14 +37,20 @@ pub(super) fn add_caches(
     Ok((0..n_layers).map(layer).collect())
 }
 
-/// One graph being built: its inputs, and the current version of each cache.
+/// Positions of a cache: ctx rounded up to whole tiles.
+pub(super) fn cache_positions(opts: &ImportOptions) -> Result<u32> {
+    let positions = opts.ctx.checked_next_multiple_of(KV_TILE);
+    positions.ok_or_else(|| refused("ctx", opts.ctx, "is more than any cache holds"))
+}
+
+/// One graph being built: its inputs, and the newest version of each state that was replaced.
 pub(super) struct Body<'m> {
     pub(super) b: GraphBuilder<'m>,
     pub(super) token: ValueId,
     pub(super) pos: ValueId,
     row: ValueId,
     want: ValueId,
-    caches: Vec<(ValueId, ValueId)>,
+    versions: BTreeMap<StateId, ValueId>,
 }
 
 impl Body<'_> {
@@ -59,12 +66,38 @@ impl Body<'_> {
         }
     }
 
-    /// Appends the keys and values of this call to the caches of `layer`, then attends to them.
-    pub(super) fn attend(&mut self, layer: usize, [q, k, v]: [ValueId; 3], head_dim: u32) -> Built {
-        let (keys, values) = self.caches[layer];
-        let keys = self.b.kv_append(keys, k, self.row, self.pos)?;
-        let values = self.b.kv_append(values, v, self.row, self.pos)?;
-        self.caches[layer] = (keys, values);
+    /// y = x · wᵀ.
+    pub(super) fn apply(&mut self, x: ValueId, w: WeightId) -> Built {
+        let w = self.b.weight(w);
+        self.b.linear(x, w)
+    }
+
+    /// Row and position of each token.
+    pub(super) const fn places(&self) -> (ValueId, ValueId) {
+        (self.row, self.pos)
+    }
+
+    /// The newest version of a state.
+    pub(super) fn state(&mut self, state: StateId) -> ValueId {
+        self.versions.get(&state).copied().unwrap_or_else(|| self.b.state(state))
+    }
+
+    /// Replaces a state.
+    pub(super) fn replace(&mut self, state: StateId, version: ValueId) {
+        self.versions.insert(state, version);
+    }
+
+    /// Appends `x` to a cache: its next version.
+    pub(super) fn append(&mut self, cache: StateId, x: ValueId) -> Built {
+        let old = self.state(cache);
+        let new = self.b.kv_append(old, x, self.row, self.pos)?;
+        self.replace(cache, new);
+        Ok(new)
+    }
+
+    /// Appends the keys and values of this call to the caches of a layer, then attends to them.
+    pub(super) fn attend(&mut self, cache: Cache, [q, k, v]: [ValueId; 3], head_dim: u32) -> Built {
+        let (keys, values) = (self.append(cache.k, k)?, self.append(cache.v, v)?);
         #[expect(clippy::cast_possible_truncation, reason = "kernels take f32")]
         let scale = (1.0 / f64::from(head_dim).sqrt()) as f32;
         self.b.attention(q, (keys, values), self.row, self.pos, scale)
@@ -81,7 +114,6 @@ impl Body<'_> {
 pub(super) fn add_programs(
     module: &mut Module,
     opts: &ImportOptions,
-    caches: &[Cache],
     file: &str,
     body: impl Fn(&mut Body<'_>) -> Built,
 ) -> Result<()> {
@@ -89,7 +121,7 @@ pub(super) fn add_programs(
     let decode = ("decode", sym("B", 1, opts.batch), sym("Q", 0, opts.batch));
     let prefill = ("prefill", sym("T", 1, opts.chunk), sym("R", 0, opts.want));
     for (name, tokens, wanted) in [decode, prefill] {
-        let graph = program(module, name, tokens, wanted, caches, &body);
+        let graph = program(module, name, tokens, wanted, &body);
         let graph = graph.map_err(|source| ModelError::Build { file: file.to_owned(), source })?;
         module.graphs.push(graph);
     }
@@ -101,26 +133,23 @@ fn program(
     name: &str,
     tokens: SymId,
     wanted: SymId,
-    caches: &[Cache],
     body: impl Fn(&mut Body<'_>) -> Built,
 ) -> Built<Graph> {
     let mut b = GraphBuilder::new(module, name, Phase::Imported);
     let ids = |sym| TensorType::new(DType::I32, &[Dim::sym(sym)]);
     let (token, row) = (b.input("token", ids(tokens)), b.input("row", ids(tokens)));
     let (pos, want) = (b.input("pos", ids(tokens)), b.input("want", ids(wanted)));
-    let versions = caches.iter().map(|it| (b.state(it.k), b.state(it.v))).collect();
-    let mut cx = Body { b, token, row, pos, want, caches: versions };
+    let mut cx = Body { b, token, row, pos, want, versions: BTreeMap::new() };
 
     let logits = body(&mut cx)?;
-    let Body { mut b, caches: versions, .. } = cx;
+    let Body { mut b, versions, .. } = cx;
     let next = b.argmax(logits)?;
     let finite = b.finite_check(logits)?;
     b.output("logits", logits);
     b.output("next", next);
     b.output("finite", finite);
-    for (cache, (keys, values)) in caches.iter().zip(versions) {
-        b.output(&format!("@{}", module.states[cache.k].name), keys);
-        b.output(&format!("@{}", module.states[cache.v].name), values);
+    for (state, version) in versions {
+        b.output(&format!("@{}", module.states[state].name), version);
     }
     Ok(b.finish())
 }

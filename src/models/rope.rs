@@ -42,6 +42,22 @@ impl Rope {
         Ok(Self { dims, base, scaling: keys.scaling()?, style: RopeStyle::Half })
     }
 
+    /// Of latent attention, from config.json: neighbours turn together; and the factor by which YaRN sharpens the softmax.
+    ///
+    /// YaRN multiplies cosines and sines by mscale(mscale) / mscale(mscale_all_dim), which must be 1 here, and the scale of the softmax by
+    /// mscale(mscale_all_dim)², where mscale(m) = 0.1 m ln(factor) + 1 (DeepSeek-V2 report 2024, §3.1.4; `modeling_deepseek_v3.py`).
+    pub(super) fn latent(meta: &Meta, dims: u32) -> Result<(Self, f64), FormatError> {
+        let is_new = meta.keys().any(|it| it.starts_with("rope_parameters."));
+        let keys = Section { meta, name: if is_new { "rope_parameters" } else { "rope_scaling" } };
+        let base = keys.here_or_above("rope_theta")?.unwrap_or(DEFAULT_BASE);
+        if base <= 1.0 {
+            return Err(meta.refuse("rope_theta", format!("{base}, expected a number above 1")));
+        }
+        check_dims(meta, "qk_rope_head_dim", dims, dims)?;
+        let (scaling, sharper) = keys.latent_scaling()?;
+        Ok((Self { dims, base, scaling, style: RopeStyle::Pair }, sharper))
+    }
+
     /// From a GGUF of `arch`, whose rows lie as `style` says.
     pub(super) fn from_gguf(
         meta: &Meta,
@@ -127,6 +143,38 @@ impl Section<'_> {
                 Err(self.meta.refuse(&key, reason))
             }
         }
+    }
+
+    fn latent_scaling(&self) -> Result<(RopeScaling, f64), FormatError> {
+        let is_old_name = !self.meta.contains(&self.key("rope_type"));
+        let key = self.key(if is_old_name { "type" } else { "rope_type" });
+        self.meta.ignore(&self.key("type"));
+        match self.meta.get_str(&key)? {
+            None if !self.meta.contains(&self.key("factor")) => Ok((RopeScaling::None, 1.0)),
+            None => Err(self.meta.missing(&key)),
+            Some("default") => Ok((RopeScaling::None, 1.0)),
+            Some("yarn") => self.yarn(),
+            Some(other) => {
+                let reason = format!("'{}' is not supported (default and yarn are)", shown(other));
+                Err(self.meta.refuse(&key, reason))
+            }
+        }
+    }
+
+    fn yarn(&self) -> Result<(RopeScaling, f64), FormatError> {
+        let factor = self.number("factor")?;
+        let or = |name: &str, default: f64| -> Result<f64, FormatError> {
+            if self.meta.contains(&self.key(name)) { self.number(name) } else { Ok(default) }
+        };
+        let (fast, slow) = (or("beta_fast", 32.0)?, or("beta_slow", 1.0)?);
+        let (mscale, all) = (or("mscale", 1.0)?, self.number("mscale_all_dim")?);
+        if mscale != all {
+            let reason = format!("{mscale}, but mscale_all_dim is {all}: only equal ones are supported");
+            return Err(self.meta.refuse(&self.key("mscale"), reason));
+        }
+        let orig = super::keys::positive(self.meta, &self.key("original_max_position_embeddings"))?;
+        let sharper = if factor > 1.0 { 0.1 * all * libm::log(factor) + 1.0 } else { 1.0 };
+        Ok((RopeScaling::Yarn { factor, fast, slow, orig }, sharper * sharper))
     }
 
     fn llama3(&self) -> Result<RopeScaling, FormatError> {

@@ -1,7 +1,8 @@
 //! Bytes and operations of a call, predicted from the plan alone.
 //!
 //! - a weight is read once a call, however many tokens the call has; of a table only the rows looked up;
-//! - a cache is read once a call up to the last position attended, and written once a token;
+//! - a cache is read once a call up to the last position attended, and written once a token; a recurrent state is read and
+//!   written once a call; of experts as many are read as there are pairs of a token and an expert, at most all;
 //! - other operands (activations) are read and written once: most stay in a cache, so they are kept apart;
 //! - a multiplication and the addition of its product are two operations; elementwise ops count as `per_element` says.
 //!
@@ -9,7 +10,7 @@
 
 use std::ops::AddAssign;
 
-use waste_plan::schema::{Operand, Place, Plan, Program, Step, StepKind};
+use waste_plan::schema::{Operand, Place, Plan, Program, StateKind, Step, StepKind};
 
 /// A call, as far as cost goes: tokens of one row that follow `past` accepted ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,11 +113,15 @@ fn operand_bytes(operand: &Operand, call: CallShape) -> u64 {
     operand.rows.count(call.tokens, call.want).saturating_mul(operand.row_bytes().unwrap_or(0))
 }
 
-/// Bytes of weight `id` that `step` reads: all, or the rows looked up.
+/// Bytes of weight `id` that `step` reads: all, or the rows looked up, or the matrices of the experts that may be chosen.
 fn weight_bytes(plan: &Plan, step: &Step, id: u32, call: CallShape) -> u64 {
     let Some(weight) = plan.weights.get(id as usize) else { return 0 };
     match step.kind {
         StepKind::Embed => (weight.bytes / weight.rows.max(1)).saturating_mul(u64::from(call.tokens)),
+        StepKind::ExpertLinear { .. } | StepKind::ExpertGlu { .. } => {
+            let pairs = step.writes.first().map_or(0, |it| it.rows.count(call.tokens, call.want));
+            weight.matrix_bytes().saturating_mul(pairs.min(u64::from(weight.bank)))
+        }
         _ => weight.bytes,
     }
 }
@@ -124,6 +129,10 @@ fn weight_bytes(plan: &Plan, step: &Step, id: u32, call: CallShape) -> u64 {
 /// Bytes of `positions` positions of one row of state `id`.
 fn cache_bytes(plan: &Plan, id: u32, positions: u32) -> u64 {
     let Some(state) = plan.states.get(id as usize) else { return 0 };
+    if state.kind == StateKind::Recurrent {
+        // One half is read, the other written, by the step that names the state once.
+        return state.bytes / u64::from(state.shape[0]).max(1);
+    }
     let [_, most, heads, width] = state.shape;
     let elems = u64::from(heads).saturating_mul(u64::from(width));
     let position = state.dtype.row_bytes(elems).unwrap_or(0);
@@ -137,29 +146,58 @@ fn flops(plan: &Plan, step: &Step, call: CallShape) -> u64 {
     };
     let rows = |operand: &Operand| operand.rows.count(call.tokens, call.want);
     match &step.kind {
-        StepKind::Linear { .. } => {
+        StepKind::Linear { .. }
+        | StepKind::HeadLinear
+        | StepKind::HeadLinearT
+        | StepKind::ExpertLinear { .. } => {
             let matrix = step.reads.get(1).map_or(0, weighted);
-            matrix.saturating_mul(2).saturating_mul(step.reads.first().map_or(0, rows))
+            matrix.saturating_mul(2).saturating_mul(step.writes.first().map_or(0, rows))
         }
-        StepKind::LinearGlu { .. } => {
+        StepKind::LinearGlu { .. } | StepKind::ExpertGlu { .. } => {
             let matrices: u64 = step.reads.iter().skip(1).map(weighted).fold(0, u64::saturating_add);
-            matrices.saturating_mul(2).saturating_mul(step.reads.first().map_or(0, rows))
+            matrices.saturating_mul(2).saturating_mul(step.writes.first().map_or(0, rows))
+        }
+        StepKind::LatentAttention { heads, .. } => {
+            let width = match step.reads.get(1).map(|it| it.place) {
+                Some(Place::State(id)) => plan.states.get(id as usize).map_or(0, |it| u64::from(it.shape[3])),
+                _ => 0,
+            };
+            let values = step.writes.first().map_or(0, |it| u64::from(it.cols));
+            attended_pairs(call)
+                .saturating_mul(u64::from(*heads))
+                .saturating_mul(width + values)
+                .saturating_mul(2)
+        }
+        StepKind::KdaStep => {
+            // Decay, product with k, update and product with q: seven operations an element of S.
+            let width = |slot: usize| step.reads.get(slot).map_or(0, |it| u64::from(it.cols));
+            let per_token = (width(1) / width(4).max(1)).saturating_mul(width(2)).saturating_mul(7);
+            per_token.saturating_mul(u64::from(call.tokens))
+        }
+        StepKind::ShortConv { .. } => {
+            let taps = step.reads.get(1).map_or(0, |it| u64::from(it.cols));
+            let elems = step.writes.first().map_or(0, |it| rows(it).saturating_mul(u64::from(it.cols)));
+            elems.saturating_mul(2 * taps)
         }
         StepKind::Attention { heads, .. } => {
             let width = |operand: &Operand| match operand.place {
                 Place::State(id) => plan.states.get(id as usize).map_or(0, |it| u64::from(it.shape[3])),
                 Place::Scratch(_) | Place::Io(_) | Place::Weight(_) => 0,
             };
-            let (tokens, past) = (u64::from(call.tokens), u64::from(call.past));
-            let pairs = tokens.saturating_mul(past).saturating_add(tokens * (tokens + 1) / 2);
             let widths: u64 = step.reads.iter().map(width).sum();
-            pairs.saturating_mul(u64::from(*heads)).saturating_mul(widths).saturating_mul(2)
+            attended_pairs(call).saturating_mul(u64::from(*heads)).saturating_mul(widths).saturating_mul(2)
         }
         kind => {
             let elems = |it: &Operand| rows(it).saturating_mul(u64::from(it.cols));
             step.writes.first().map_or(0, elems).saturating_mul(per_element(kind))
         }
     }
+}
+
+/// Pairs of a token of the call and a position that it attends to.
+fn attended_pairs(call: CallShape) -> u64 {
+    let (tokens, past) = (u64::from(call.tokens), u64::from(call.past));
+    tokens.saturating_mul(past).saturating_add(tokens * (tokens + 1) / 2)
 }
 
 /// Operations an element of the result; a root, a division or a transcendental function counts as one.
@@ -174,7 +212,17 @@ fn per_element(kind: &StepKind) -> u64 {
         StepKind::Rope { .. } => 3,
         StepKind::QuantAct { .. } => 3,
         StepKind::Embed | StepKind::KvAppend | StepKind::SelectRows => 0,
+        StepKind::L2Norm { .. } => 4,
+        StepKind::KdaGate { .. } => 8,
+        StepKind::GatedRmsNorm { .. } => 9,
+        StepKind::AttnResMix { .. } => 8,
+        StepKind::RouteTopK { .. } => 8,
+        StepKind::ExpertSum => 2,
+        StepKind::Concat | StepKind::ExpertGather | StepKind::ExpertSort { .. } => 0,
         StepKind::Linear { .. } | StepKind::LinearGlu { .. } | StepKind::Attention { .. } => 0,
+        StepKind::HeadLinear | StepKind::HeadLinearT | StepKind::LatentAttention { .. } => 0,
+        StepKind::ExpertLinear { .. } | StepKind::ExpertGlu { .. } => 0,
+        StepKind::KdaStep | StepKind::ShortConv { .. } => 0,
     }
 }
 

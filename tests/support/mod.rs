@@ -123,6 +123,7 @@ pub(crate) fn session(loaded: &LoadedPlan, how: &Run) -> Session {
         verify: true,
         check_finite: false,
         profile: false,
+        experts: waste_runtime::ExpertOptions::default(),
     };
     Session::open(loaded, &options).unwrap()
 }

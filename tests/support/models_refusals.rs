@@ -91,7 +91,7 @@ fn config_cases() -> Vec<(Vec<(&'static str, Json)>, &'static str)> {
         ),
         (
             vec![("head_dim", json!(2_000_000_000)), ("num_attention_heads", json!(3))],
-            "3 heads of 2000000000 elements",
+            "3 times 2000000000 columns",
         ),
         (
             vec![
@@ -104,7 +104,10 @@ fn config_cases() -> Vec<(Vec<(&'static str, Json)>, &'static str)> {
         (vec![("attention_bias", json!(true))], "tensor 'model.layers.0.self_attn.q_proj.bias' is missing"),
         (vec![("mlp_bias", json!(true))], "tensor 'model.layers.0.mlp.gate_proj.bias' is missing"),
         (vec![("tie_word_embeddings", json!(false))], "tensor 'lm_head.weight' is missing"),
-        (vec![("num_hidden_layers", json!(4_000_000_000_u32))], "tensor 'model.layers.1."),
+        (
+            vec![("num_hidden_layers", json!(4_000_000_000_u32))],
+            "4000000000 layers, but there are 11 tensors",
+        ),
         (
             vec![("vocab_size", json!(11))],
             "tensor 'model.embed_tokens.weight' has shape [10, 8], expected [11, 8]",
@@ -293,7 +296,7 @@ fn gguf_keys_that_change_the_maths_are_refused_by_name() {
         (|it| it.f32("llama.rope.scaling.attn_factor", 1.2), Some("key 'llama.rope.scaling.attn_factor'")),
         (|it| it.u32("llama.rope.dimension_count", 3), Some("rotates 3 of 4 elements")),
         (|it| it.f32("llama.rope.freq_base", 0.0), Some("key 'llama.rope.freq_base'")),
-        (|it| it.u32("llama.expert_count", 8), Some("key 'llama.expert_count'")),
+        (|it| it.u32("llama.expert_count", 8), Some("key 'llama.expert_used_count' is missing")),
         (|it| it.u32("llama.expert_count", 0), None),
         (|it| it.u32("llama.attention.sliding_window", 4096), Some("key 'llama.attention.sliding_window'")),
         (|it| it.f32("llama.logit_scale", 0.5), Some("key 'llama.logit_scale'")),

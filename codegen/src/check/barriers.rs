@@ -3,7 +3,7 @@
 //! Tiles are claimed by whichever thread comes first, so between two barriers any two steps may run at once, in either
 //! order. Within one step, `validate` has shown that the result lies over an operand only tile by tile.
 
-use waste_plan::schema::{Plan, Program};
+use waste_plan::schema::{Plan, Program, Step, StepKind};
 
 use super::MAX_FAULTS;
 use super::error::{CheckError, Fault};
@@ -22,6 +22,14 @@ pub(super) fn check(plan: &Plan, program: &Program, errors: &mut Vec<CheckError>
     for (step, it) in program.steps.iter().enumerate() {
         if errors.len() >= MAX_FAULTS {
             return;
+        }
+        let is_edge =
+            |it: &Step| matches!(it.kind, StepKind::ExpertWindow { .. } | StepKind::ExpertRelease { .. });
+        let after_window = step
+            .checked_sub(1)
+            .is_some_and(|at| matches!(program.steps[at].kind, StepKind::ExpertWindow { .. }));
+        if (is_edge(it) || after_window) && !it.barrier {
+            errors.push(CheckError::step(&program.name, step, Fault::NoMeeting));
         }
         if it.barrier {
             for seen in &mut spaces {

@@ -3,9 +3,9 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
-use waste_ir::{Dim, Module, StateId, WeightId, WeightInit};
+use waste_ir::{Dim, Module, StateId, Steps, WeightDecl, WeightId, WeightInit};
 use waste_plan::ids::EntityRef;
-use waste_plan::schema::{Part, Plan, PortName};
+use waste_plan::schema::{Part, Plan, PortName, Records};
 
 use super::error::{CheckError, Fault, same};
 
@@ -79,6 +79,19 @@ impl Decls<'_> {
         self.states.get(&id).copied()
     }
 
+    /// Source, offset, bytes, and the two places in a record.
+    fn place_of(&self, records: Records) -> Option<[u64; 5]> {
+        let bank = self.plan.banks.get(records.bank as usize)?;
+        Some([u64::from(bank.source), bank.offset, bank.bytes, records.indices, records.scales])
+    }
+
+    /// Whether the records of weight `id` lie in bank `bank`.
+    pub(super) fn is_in_bank(&self, id: WeightId, bank: u32) -> bool {
+        let declared = self.module.weights.get(id).and_then(declared_records);
+        let found = self.plan.banks.get(bank as usize).map(|it| [u64::from(it.source), it.offset, it.bytes]);
+        declared.zip(found).is_some_and(|(declared, found)| declared[..3] == found)
+    }
+
     /// Offset of a port.
     pub(super) fn port(&self, name: PortName) -> Option<u64> {
         self.plan.ports.iter().find(|it| it.name == name).map(|it| it.offset)
@@ -92,16 +105,29 @@ impl Decls<'_> {
         let (decl, it) = (&self.module.weights[id], &self.plan.weights[i as usize]);
         same("weight", &it.name, &decl.name)?;
         let shape = match decl.ty.shape.dims() {
-            [Dim::Const(n)] => Some((1, u64::from(*n))),
-            [Dim::Const(n), Dim::Const(k)] => Some((u64::from(*n), u64::from(*k))),
+            [Dim::Const(n)] => Some((1, 1, u64::from(*n))),
+            [Dim::Const(n), Dim::Const(k)] => Some((1, u64::from(*n), u64::from(*k))),
+            [Dim::Const(bank), Dim::Const(n), Dim::Const(k)] => Some((*bank, u64::from(*n), u64::from(*k))),
             _ => None,
         };
-        let found = (it.dtype, Some((it.rows, it.cols)), Some(it.packing));
+        let found = (it.dtype, Some((it.bank, it.rows, it.cols)), Some(it.packing));
         let what = format!("weight '{}'", decl.name);
         same(&what, &found, &(decl.ty.dtype, shape, decl.packing))?;
+        let records = it.records.and_then(|it| self.place_of(it));
+        same(&format!("records of '{}'", decl.name), &records, &declared_records(decl))?;
         same(&format!("parts of '{}'", decl.name), &Some(&it.parts), &parts(self.module, id).as_ref())?;
         self.equal.borrow_mut().insert((id, i));
         Ok(())
+    }
+}
+
+/// As the plan must have them: source, offset, bytes, and the two places in a record.
+fn declared_records(decl: &WeightDecl) -> Option<[u64; 5]> {
+    match decl.init {
+        WeightInit::Records { source, first, stride, indices, scales } => {
+            Some([source.index() as u64, first, stride, indices, scales])
+        }
+        _ => None,
     }
 }
 
@@ -115,6 +141,7 @@ fn parts(module: &Module, id: WeightId) -> Option<Vec<Part>> {
         let rows = match decl.ty.shape.dims() {
             // Rows of a part of a vector count its elements.
             [Dim::Const(n)] | [Dim::Const(n), _] => u64::from(*n),
+            [Dim::Const(bank), Dim::Const(n), _] => u64::from(*bank) * u64::from(*n),
             _ => return None,
         };
         let stored = match &decl.init {
@@ -122,12 +149,36 @@ fn parts(module: &Module, id: WeightId) -> Option<Vec<Part>> {
                 open.extend(parts.iter().rev());
                 continue;
             }
+            WeightInit::Records { .. } => continue,
+            WeightInit::Bank { stored, parts } => {
+                // One part a matrix.
+                let rows = rows / u64::try_from(parts.len()).ok().filter(|it| *it > 0)?;
+                for (source, offset) in parts {
+                    let source = u32::try_from(source.index()).ok()?;
+                    let (offset, stored) = (*offset, *stored);
+                    out.push(Part { source, offset, scales: None, stored, rows, transposed: false });
+                }
+                continue;
+            }
+            WeightInit::Grouped { source, stored, codes, scales } => {
+                // One part a matrix, too.
+                let matrices = if let [Dim::Const(bank), _, _] = decl.ty.shape.dims() { *bank } else { 1 };
+                let source = u32::try_from(source.index()).ok()?;
+                for e in 0..u64::from(matrices) {
+                    let place = |it: &Steps| it.step.checked_mul(e).and_then(|by| by.checked_add(it.first));
+                    let (offset, scales) = (place(codes)?, Some(place(scales)?));
+                    let rows = rows / u64::from(matrices);
+                    out.push(Part { source, offset, scales, stored: *stored, rows, transposed: false });
+                }
+                continue;
+            }
+            WeightInit::Records { .. } => continue,
             WeightInit::Stored { source, offset, stored } => (source, offset, stored, false),
             WeightInit::Transposed { source, offset, stored } => (source, offset, stored, true),
         };
         let (source, offset, stored, transposed) = stored;
         let source = u32::try_from(source.index()).ok()?;
-        out.push(Part { source, offset: *offset, stored: *stored, rows, transposed });
+        out.push(Part { source, offset: *offset, scales: None, stored: *stored, rows, transposed });
     }
     None
 }

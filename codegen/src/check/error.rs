@@ -123,6 +123,15 @@ pub enum Fault {
         /// `reads` or `writes`.
         other_access: &'static str,
     },
+    /// All threads must meet where a loop over experts begins, after it brought records in, and where it ends.
+    #[error("no barrier at the edge of a loop over experts")]
+    NoMeeting,
+    /// A step that moves records names another bank, or an op that reads none.
+    #[error("moves records that {op} does not read")]
+    OtherRecords {
+        /// The op.
+        op: OpId,
+    },
     /// Two buffers that are live at the same time share bytes of scratch.
     #[error("the buffer of {value} shares bytes with that of {other}, live until step #{until}")]
     Shared {

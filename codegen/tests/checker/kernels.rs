@@ -146,19 +146,19 @@ impl Kernel {
             StepKind::Linear { act, bias, residual } => {
                 Self { residual: *residual, ..Self::new(Product, format!("linear {} {bias}", act.name())) }
             }
-            StepKind::LinearGlu { act, quant } => {
+            StepKind::LinearGlu { act, situ: _, quant } => {
                 Self::new(Row, format!("linear_glu {} {}", act.name(), quantised(*quant)))
             }
             StepKind::Add => Self::new(Elementwise, "add"),
             StepKind::Mul => Self::new(Elementwise, "mul"),
             StepKind::Unary { kind } => Self::new(Elementwise, format!("unary {}", kind.name())),
-            StepKind::Glu { act } => Self::new(Elementwise, format!("glu {}", act.name())),
+            StepKind::Glu { act, situ: _ } => Self::new(Elementwise, format!("glu {}", act.name())),
             StepKind::RmsNorm { eps, quant } => Self::new(Row, format!("rms {eps:e} {}", quantised(*quant))),
             StepKind::LayerNorm { eps, bias: _, quant } => {
                 Self::new(Row, format!("layer {eps:e} {}", quantised(*quant)))
             }
             StepKind::RopeAngles { freqs, .. } => Self::new(Angles, angles(freqs.iter().copied())),
-            StepKind::Rope { head_dim, style } => {
+            StepKind::Rope { head_dim, skip: _, style } => {
                 let head = u64::from(*head_dim).max(1);
                 Self { head, ..Self::new(Rope, format!("rope {}", style.name())) }
             }
@@ -174,6 +174,7 @@ impl Kernel {
             StepKind::SelectRows => Self::new(Select, "select"),
             StepKind::Argmax => Self::new(Row, "argmax"),
             StepKind::FiniteCheck => Self::new(Row, "finite"),
+            other => unreachable!("the suite has no '{}'", other.name()),
         }
     }
 
@@ -200,20 +201,20 @@ impl Kernel {
                 let (bias, residual) = (data.optional(2).is_some(), data.optional(3).is_some());
                 Self { residual, ..Self::new(Product, format!("linear {} {bias}", act.name())) }
             }
-            Op::LinearGlu { act, quant } => {
+            Op::LinearGlu { act, quant, .. } => {
                 Self::new(Row, format!("linear_glu {} {}", act.name(), quantised(*quant)))
             }
             Op::Add {} => Self::new(Elementwise, "add"),
             Op::Mul {} => Self::new(Elementwise, "mul"),
             Op::Unary { kind } => Self::new(Elementwise, format!("unary {}", kind.name())),
-            Op::Glu { act } => Self::new(Elementwise, format!("glu {}", act.name())),
+            Op::Glu { act, .. } => Self::new(Elementwise, format!("glu {}", act.name())),
             Op::RmsNorm { eps, quant } => Self::new(Row, format!("rms {eps:e} {}", quantised(*quant))),
             Op::LayerNorm { eps, quant } => Self::new(Row, format!("layer {eps:e} {}", quantised(*quant))),
             Op::RopeAngles { dims, base, scaling } => {
                 let freq = |i: u32| rescaled(base.powf(-f64::from(2 * i) / f64::from(*dims)), *scaling);
                 Self::new(Angles, angles((0..dims / 2).map(freq)))
             }
-            Op::Rope { head_dim, style } => {
+            Op::Rope { head_dim, style, .. } => {
                 Self { head: u64::from(*head_dim), ..Self::new(Rope, format!("rope {}", style.name())) }
             }
             Op::KvAppend {} => Self { head: cols(data.operand(0)), ..Self::new(Append, "append") },
@@ -226,9 +227,7 @@ impl Kernel {
             Op::Argmax {} => Self::new(Row, "argmax"),
             Op::FiniteCheck {} => Self::new(Row, "finite"),
             Op::Slice { .. } | Op::Reshape { .. } => return None,
-            Op::BankSlice {} | Op::RouteTopK { .. } | Op::ForEachExpert { .. } => {
-                unreachable!("the suite has no experts")
-            }
+            other => unreachable!("the suite has no '{}'", other.name()),
         })
     }
 }
@@ -244,5 +243,6 @@ fn rescaled(freq: f64, scaling: RopeScaling) -> f64 {
             let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
             freq * (kept + (1.0 - kept) / factor)
         }
+        RopeScaling::Yarn { .. } => unreachable!("the suite has no YaRN"),
     }
 }

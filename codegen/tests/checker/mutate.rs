@@ -190,7 +190,7 @@ fn step(plan: &mut Plan, program: usize, at: usize, kind: &str, rng: &mut Rng) -
 fn attribute(kind: &mut StepKind, rng: &mut Rng) -> Option<String> {
     let was = format!("{kind:?}");
     match kind {
-        StepKind::Linear { act, .. } | StepKind::LinearGlu { act, .. } | StepKind::Glu { act } => {
+        StepKind::Linear { act, .. } | StepKind::LinearGlu { act, .. } | StepKind::Glu { act, .. } => {
             *act = rng.pick(Act::ALL)
         }
         StepKind::Unary { kind } => *kind = rng.pick(UnaryKind::ALL),
@@ -208,6 +208,7 @@ fn attribute(kind: &mut StepKind, rng: &mut Rng) -> Option<String> {
         StepKind::Embed | StepKind::QuantAct { .. } | StepKind::KvAppend | StepKind::SelectRows => {
             return None;
         }
+        other => unreachable!("the suite has no '{}'", other.name()),
     }
     Some(format!("{was} → {kind:?}"))
 }

@@ -57,6 +57,7 @@ fn case(seed: u64, disabled: &[&str]) -> Result<Case, PlanError> {
         source_bytes: 1,
         text_bytes: 0,
         stop_ids: vec![0],
+        expert_slots: None,
     };
     let plan = waste_codegen::plan(&verify(&module).unwrap(), &request)?;
     Ok(Case { module, plan })

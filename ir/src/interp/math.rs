@@ -95,6 +95,19 @@ pub(super) fn activate(act: Act, x: f64) -> f64 {
         Act::GeluTanh => unary(UnaryKind::GeluTanh, x),
         Act::GeluErf => unary(UnaryKind::GeluErf, x),
         Act::Relu => unary(UnaryKind::Relu, x),
+        Act::Situ => unreachable!("verified: rule 14"),
+    }
+}
+
+/// The activation of a gated op: of gate and up.
+pub(super) fn gated(act: Act, beta: f32, linear: f32) -> impl Fn(f64, f64) -> f64 {
+    let squash = |x: f64, by: f32| f64::from(by) * (x / f64::from(by)).tanh();
+    move |gate, up| match act {
+        Act::Situ => {
+            let up = if linear > 0.0 { squash(up, linear) } else { up };
+            squash(gate, beta) * unary(UnaryKind::Sigmoid, gate) * up
+        }
+        _ => activate(act, gate) * up,
     }
 }
 
@@ -154,10 +167,23 @@ pub(super) fn rope_frequencies(
                 let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
                 (1.0 - kept) * trained / factor + kept * trained
             }
+            RopeScaling::Yarn { factor, fast, slow, orig } => {
+                let (low, high) = yarn_ramp(dims, base, (fast, slow), orig);
+                let ramp = ((f64::from(i) - low) / (high - low)).clamp(0.0, 1.0);
+                trained / factor * ramp + trained * (1.0 - ramp)
+            }
         };
         scaled / factors.map_or(1.0, |it| it.f64s()[i as usize])
     };
     (0..dims / 2).map(frequency).collect()
+}
+
+/// The pairs between which YaRN's ramp rises: those that turn `fast` and `slow` times in `orig` positions.
+fn yarn_ramp(dims: u32, base: f64, (fast, slow): (f64, f64), orig: u32) -> (f64, f64) {
+    let dims = f64::from(dims);
+    let pair = |turns: f64| dims * (f64::from(orig) / (turns * 2.0 * PI)).ln() / (2.0 * base.ln());
+    let (low, high) = (pair(fast).floor().max(0.0), pair(slow).ceil().min(dims - 1.0));
+    (low, if low == high { high + 0.001 } else { high })
 }
 
 pub(super) fn rope_angles(pos: &[i32], frequencies: &[f64]) -> Tensor {
@@ -169,12 +195,13 @@ pub(super) fn rope_angles(pos: &[i32], frequencies: &[f64]) -> Tensor {
     Tensor::matrix(2 * frequencies.len(), out)
 }
 
-pub(super) fn rope(x: &Tensor, angles: &Tensor, head_dim: usize, style: RopeStyle) -> Tensor {
+pub(super) fn rope(x: &Tensor, angles: &Tensor, head_dim: usize, style: RopeStyle, skip: usize) -> Tensor {
     let half = angles.cols() / 2;
     let mut out = x.f64s().to_vec();
     for (row, angles) in out.chunks_exact_mut(x.cols()).zip(angles.rows()) {
         let (cos, sin) = angles.split_at(half);
         for head in row.chunks_exact_mut(head_dim) {
+            let head = &mut head[skip..];
             for i in 0..half {
                 let (at_a, at_b) = match style {
                     RopeStyle::Half => (i, i + half),
@@ -207,16 +234,21 @@ pub(super) fn argmax(row: &[f64]) -> i32 {
     i32::try_from(best.unwrap_or(0)).unwrap_or(i32::MAX)
 }
 
-pub(super) fn route_top_k(
-    logits: &Tensor,
-    bias: Option<&Tensor>,
-    k: usize,
-    (scoring, renorm, scale): (Scoring, bool, f64),
-) -> [Tensor; 2] {
+/// What `route_top_k` is told.
+pub(super) struct Routing {
+    pub(super) k: usize,
+    pub(super) scoring: Scoring,
+    pub(super) renorm: bool,
+    pub(super) scale: f64,
+    pub(super) groups: usize,
+    pub(super) keep: usize,
+}
+
+pub(super) fn route_top_k(logits: &Tensor, bias: Option<&Tensor>, routing: &Routing) -> [Tensor; 2] {
     let (mut ids, mut weights) = (Vec::new(), Vec::new());
     for row in logits.rows() {
         let mut scores = row.to_vec();
-        match scoring {
+        match routing.scoring {
             Scoring::Softmax => softmax(&mut scores),
             Scoring::Sigmoid => scores.iter_mut().for_each(|it| *it = unary(UnaryKind::Sigmoid, *it)),
         }
@@ -224,18 +256,44 @@ pub(super) fn route_top_k(
         if let Some(bias) = bias {
             add_scaled(&mut ranks, 1.0, bias.f64s());
         }
-        let mut chosen = Vec::new();
-        for _ in 0..k {
-            let best = argmax(&ranks);
-            chosen.push(scores[best as usize]);
-            ids.push(best);
-            ranks[best as usize] = f64::NAN;
-        }
-        let sum = if renorm { chosen.iter().sum() } else { 1.0 };
-        weights.extend(chosen.iter().map(|it| it / sum * scale));
+        drop_groups(&mut ranks, routing.groups, routing.keep);
+        let best = take_best(&mut ranks, routing.k);
+        let chosen: Vec<f64> = best.iter().map(|it| scores[*it as usize]).collect();
+        let sum = if routing.renorm { chosen.iter().sum() } else { 1.0 };
+        weights.extend(chosen.iter().map(|it| it / sum * routing.scale));
+        ids.extend(best);
     }
-    let ids = Tensor { shape: vec![ids.len() / k, k], data: Data::I32(ids) };
-    [ids, Tensor::matrix(k, weights)]
+    let ids = Tensor { shape: vec![ids.len() / routing.k, routing.k], data: Data::I32(ids) };
+    [ids, Tensor::matrix(routing.k, weights)]
+}
+
+/// The `k` largest, best first; each becomes a NaN, so that it does not win again.
+fn take_best(ranks: &mut [f64], k: usize) -> Vec<i32> {
+    let mut take = || {
+        let best = argmax(ranks);
+        ranks[best as usize] = f64::NAN;
+        best
+    };
+    (0..k).map(|_| take()).collect()
+}
+
+/// Makes NaN of all but the `keep` groups whose two best sum up to the most.
+fn drop_groups(ranks: &mut [f64], groups: usize, keep: usize) {
+    if keep == groups {
+        return;
+    }
+    let size = ranks.len() / groups;
+    let sum_of_best = |group: &[f64]| -> f64 {
+        let mut left = group.to_vec();
+        take_best(&mut left, size.min(2)).iter().map(|it| group[*it as usize]).sum()
+    };
+    let mut sums: Vec<f64> = ranks.chunks_exact(size).map(sum_of_best).collect();
+    let kept = take_best(&mut sums, keep);
+    for (i, group) in (0..).zip(ranks.chunks_exact_mut(size)) {
+        if !kept.contains(&i) {
+            group.fill(f64::NAN);
+        }
+    }
 }
 
 pub(super) fn bank_slice(bank: &Tensor, expert: &[i32]) -> Res {

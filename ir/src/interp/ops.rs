@@ -3,10 +3,11 @@
 use std::rc::Rc;
 
 use super::math::{
-    Res, activate, add_scaled, argmax, bank_slice, dot, gather, layer_norm, linear, map, matmul, per_row,
-    rms_norm, rope, rope_angles, rope_frequencies, route_top_k, softmax, unary, zip,
+    Res, Routing, add_scaled, argmax, bank_slice, dot, gated, gather, layer_norm, linear, map, matmul,
+    per_row, rms_norm, rope, rope_angles, rope_frequencies, route_top_k, softmax, unary, zip,
 };
-use super::{Frame, InterpError, Tensor};
+use super::{Frame, InterpError, Tensor, experts, hybrid};
+use crate::attrs::Act;
 use crate::graph::{OpId, StateId};
 use crate::ops::Op;
 use crate::types::Dim;
@@ -17,11 +18,26 @@ impl Frame<'_, '_> {
         let results = match op.op {
             Op::KvAppend {} => return self.kv_append(id),
             Op::ForEachExpert { experts } => vec![self.for_each_expert(id, experts)?],
-            Op::RouteTopK { k, scoring, renorm, scale } => {
+            Op::RouteTopK { k, scoring, renorm, scale, groups, keep } => {
                 let (logits, bias) = (self.operand(id, 0)?, self.optional(id, 1)?);
-                route_top_k(&logits, bias.as_deref(), k as usize, (scoring, renorm, f64::from(scale))).into()
+                let routing = Routing {
+                    k: k as usize,
+                    scoring,
+                    renorm,
+                    scale: f64::from(scale),
+                    groups: groups as usize,
+                    keep: keep as usize,
+                };
+                route_top_k(&logits, bias.as_deref(), &routing).into()
             }
             Op::Attention { scale } => vec![self.attention(id, f64::from(scale))?],
+            Op::LatentAttention { scale } => vec![self.latent_attention(id, f64::from(scale))?],
+            Op::ShortConv { act } => vec![self.short_conv(id, act)?],
+            Op::KdaStep {} => vec![self.kda_step(id)?],
+            Op::ExpertSort { experts } => {
+                let sorted = experts::sort(&*self.operand(id, 0)?, experts);
+                sorted.map_err(|message| self.error(id, message))?.into()
+            }
             _ => vec![self.plain(id)?],
         };
         for (value, result) in op.results.iter().zip(results) {
@@ -34,28 +50,31 @@ impl Frame<'_, '_> {
     fn plain(&mut self, id: OpId) -> Result<Tensor, InterpError> {
         let x = self.operand(id, 0)?;
         let y = match &self.graph.ops[id].op {
+            Op::LutBuild { .. } => None,
             Op::Embed {} | Op::QuantAct { .. } | Op::Unary { .. } | Op::Slice { .. } | Op::Reshape { .. } => {
                 None
             }
-            Op::Argmax {} | Op::FiniteCheck {} => None,
+            Op::Argmax {} | Op::FiniteCheck {} | Op::L2Norm { .. } | Op::ExpertSort { .. } => None,
             Op::RopeAngles { .. } => self.optional(id, 1)?,
             _ => Some(self.operand(id, 1)?),
         };
         let result = match &self.graph.ops[id].op {
             Op::Embed {} => gather(&*self.operand(id, 1)?, x.i32s()),
-            Op::QuantAct { .. } => Ok(x.as_ref().clone()),
+            // Tables are another form of x: what multiplies them decodes its matrix.
+            Op::QuantAct { .. } | Op::LutBuild { .. } => Ok(x.as_ref().clone()),
+            Op::LutApply {} => Ok(matmul(&x, second(&y))),
             Op::Linear { act } => {
                 let (bias, residual) = (self.optional(id, 2)?, self.optional(id, 3)?);
                 linear(&x, second(&y), bias.as_deref(), *act, residual.as_deref())
             }
-            Op::LinearGlu { act, .. } => {
+            Op::LinearGlu { act, beta, linear, .. } => {
                 let up = matmul(&x, &*self.operand(id, 2)?);
-                zip(&matmul(&x, second(&y)), &up, |gate, up| activate(*act, gate) * up)
+                zip(&matmul(&x, second(&y)), &up, gated(*act, *beta, *linear))
             }
             Op::Add {} => zip(&x, second(&y), |lhs, rhs| lhs + rhs),
             Op::Mul {} => zip(&x, second(&y), |lhs, rhs| lhs * rhs),
             Op::Unary { kind } => Ok(map(&x, |it| unary(*kind, it))),
-            Op::Glu { act } => zip(&x, second(&y), |gate, up| activate(*act, gate) * up),
+            Op::Glu { act, beta, linear } => zip(&x, second(&y), gated(*act, *beta, *linear)),
             Op::RmsNorm { eps, .. } => Ok(rms_norm(&x, second(&y), f64::from(*eps))),
             Op::LayerNorm { eps, .. } => {
                 Ok(layer_norm(&x, second(&y), self.optional(id, 2)?.as_deref(), f64::from(*eps)))
@@ -63,7 +82,25 @@ impl Frame<'_, '_> {
             Op::RopeAngles { dims, base, scaling } => {
                 Ok(rope_angles(x.i32s(), &rope_frequencies(*dims, *base, *scaling, y.as_deref())))
             }
-            Op::Rope { head_dim, style } => Ok(rope(&x, second(&y), *head_dim as usize, *style)),
+            Op::Rope { head_dim, style, skip } => {
+                Ok(rope(&x, second(&y), *head_dim as usize, *style, *skip as usize))
+            }
+            Op::HeadLinear {} => Ok(hybrid::head_linear(&x, second(&y))),
+            Op::HeadLinearT {} => Ok(hybrid::head_linear_t(&x, second(&y))),
+            Op::Concat {} => Ok(hybrid::concat(&x, second(&y))),
+            Op::L2Norm { dim, eps, scale } => {
+                Ok(hybrid::l2_norm(&x, *dim as usize, f64::from(*eps), f64::from(*scale)))
+            }
+            Op::GatedRmsNorm { eps } => {
+                Ok(hybrid::gated_rms_norm(&x, second(&y), &*self.operand(id, 2)?, f64::from(*eps)))
+            }
+            Op::AttnResMix { eps } => {
+                let (proj, blocks) = (self.operand(id, 2)?, self.optional(id, 3)?);
+                Ok(hybrid::attn_res_mix(&x, second(&y), &proj, blocks.as_deref(), f64::from(*eps)))
+            }
+            Op::KdaGate { lower_bound } => {
+                Ok(hybrid::kda_gate(&x, second(&y), &*self.operand(id, 2)?, f64::from(*lower_bound)))
+            }
             Op::SelectRows {} => gather(&x, second(&y).i32s()),
             Op::Slice { start, len } => {
                 let columns = *start as usize..(*start + *len) as usize;
@@ -74,7 +111,32 @@ impl Frame<'_, '_> {
             Op::Argmax {} => Ok(per_row(&x, argmax)),
             Op::FiniteCheck {} => Ok(per_row(&x, |row| i32::from(row.iter().all(|it| it.is_finite())))),
             Op::BankSlice {} => bank_slice(&x, second(&y).i32s()),
+            Op::ExpertGather {} => Ok(experts::gather(&x, second(&y).i32s())),
+            Op::ExpertLinear { act, gather } => {
+                let (order, groups) = (self.operand(id, 2)?, self.operand(id, 3)?);
+                let pairs = experts::Pairs::new(order.i32s(), groups.i32s(), *gather);
+                Ok(experts::linear(&x, second(&y), &pairs, *act))
+            }
+            Op::ExpertLut { gather } => {
+                let (order, groups) = (self.operand(id, 2)?, self.operand(id, 3)?);
+                let pairs = experts::Pairs::new(order.i32s(), groups.i32s(), *gather);
+                Ok(experts::linear(&x, second(&y), &pairs, Act::None))
+            }
+            Op::ExpertGlu { act, gather, beta, linear, .. } => {
+                let (up, order, groups) = (self.operand(id, 2)?, self.operand(id, 3)?, self.operand(id, 4)?);
+                let pairs = experts::Pairs::new(order.i32s(), groups.i32s(), *gather);
+                let gate = experts::linear(&x, second(&y), &pairs, Act::None);
+                let up = experts::linear(&x, &up, &pairs, Act::None);
+                zip(&gate, &up, gated(*act, *beta, *linear))
+            }
+            Op::ExpertSum {} => {
+                let (order, slots) = (self.operand(id, 2)?, self.operand(id, 3)?);
+                Ok(experts::sum(&x, second(&y), order.i32s(), slots.i32s()))
+            }
             Op::KvAppend {} | Op::Attention { .. } | Op::RouteTopK { .. } | Op::ForEachExpert { .. } => {
+                unreachable!("handled by the caller")
+            }
+            Op::LatentAttention { .. } | Op::ShortConv { .. } | Op::KdaStep {} | Op::ExpertSort { .. } => {
                 unreachable!("handled by the caller")
             }
         };
@@ -82,7 +144,7 @@ impl Frame<'_, '_> {
     }
 
     /// The state in operand `slot`, allocated when it is first met.
-    fn cache(&mut self, id: OpId, slot: usize) -> Result<Cache, InterpError> {
+    pub(super) fn cache(&mut self, id: OpId, slot: usize) -> Result<Cache, InterpError> {
         let value = self.graph.ops[id].operand(slot);
         let state = self.graph.state(value).expect("verified: rule 17");
         let upper = |dim: &Dim| usize::try_from(dim.upper(&self.interp.module.syms)).ok();
@@ -136,24 +198,29 @@ impl Frame<'_, '_> {
 
     fn for_each_expert(&mut self, id: OpId, experts: u32) -> Result<Tensor, InterpError> {
         let op = &self.graph.ops[id];
-        let (x, ids, weights) = (self.operand(id, 0)?, self.operand(id, 1)?, self.operand(id, 2)?);
+        let (ids, weights) = (self.operand(id, 1)?, self.operand(id, 2)?);
+        let mut gathered = vec![self.operand(id, 0)?];
+        for slot in [3, 4] {
+            gathered.extend(self.optional(id, slot)?);
+        }
         let region = &self.graph.regions[op.region.expect("verified: rule 12")];
         let cols = self.graph.ty(op.results[0]).shape.cols().expect("verified: rule 13") as usize;
         let experts = i32::try_from(experts).unwrap_or(i32::MAX);
         if let Some(bad) = ids.i32s().iter().find(|it| !(0..experts).contains(*it)) {
             return Err(self.error(id, format!("expert {bad} of {experts}")));
         }
-        let n_tokens = x.f64s().len() / x.cols();
-        let mut out = vec![0.0; n_tokens * cols];
+        let mut out = vec![0.0; ids.i32s().len() / ids.cols() * cols];
         let mut routed: Vec<(i32, usize, f64)> = Vec::new();
         for (i, (expert, weight)) in ids.i32s().iter().zip(weights.f64s()).enumerate() {
             routed.push((*expert, i / ids.cols(), *weight));
         }
         routed.sort_by_key(|it| it.0);
         for tokens in routed.chunk_by(|lhs, rhs| lhs.0 == rhs.0) {
-            let rows = tokens.iter().filter_map(|it| x.row(it.1)).flatten().copied().collect();
             self.values[region.args[0]] = Some(Rc::new(Tensor::ids(&[tokens[0].0])));
-            self.values[region.args[1]] = Some(Rc::new(Tensor::matrix(x.cols(), rows)));
+            for (arg, x) in region.args[1..].iter().zip(&gathered) {
+                let rows = tokens.iter().filter_map(|it| x.row(it.1)).flatten().copied().collect();
+                self.values[*arg] = Some(Rc::new(Tensor::matrix(x.cols(), rows)));
+            }
             self.order(&region.order)?;
             let y = self.value(region.yields[0])?;
             for (y, (_, token, weight)) in y.rows().zip(tokens) {
@@ -172,23 +239,23 @@ fn second(y: &Option<Rc<Tensor>>) -> &Tensor {
 /// Elements of the largest cache that is evaluated: 8 GiB.
 const LARGEST: usize = 1 << 30;
 
-/// A state and its sizes.
-struct Cache {
-    state: StateId,
-    rows: usize,
-    positions: usize,
-    heads: usize,
-    d: usize,
+/// A state and its sizes; of a recurrent one, `positions`, `heads` and `d` are whatever stands after the rows.
+pub(super) struct Cache {
+    pub(super) state: StateId,
+    pub(super) rows: usize,
+    pub(super) positions: usize,
+    pub(super) heads: usize,
+    pub(super) d: usize,
 }
 
 impl Cache {
     /// Elements of one position.
-    const fn width(&self) -> usize {
+    pub(super) const fn width(&self) -> usize {
         self.heads * self.d
     }
 
     /// The index of (row, pos) among all positions of all rows.
-    fn place(&self, row: i32, pos: i32) -> Res<usize> {
+    pub(super) fn place(&self, row: i32, pos: i32) -> Res<usize> {
         let inside = |at: i32, n: usize| usize::try_from(at).ok().filter(|it| *it < n);
         match (inside(row, self.rows), inside(pos, self.positions)) {
             (Some(row), Some(pos)) => Ok(row * self.positions + pos),
@@ -199,8 +266,14 @@ impl Cache {
         }
     }
 
+    /// The elements of row `row` among those of all rows.
+    pub(super) fn row(&self, row: i32) -> Res<std::ops::Range<usize>> {
+        let first = self.place(row, 0)? * self.width();
+        Ok(first..first + self.positions * self.width())
+    }
+
     /// Head `g` of place `at`.
-    fn head<'a>(&self, elements: &'a [f64], at: usize, g: usize) -> &'a [f64] {
+    pub(super) fn head<'a>(&self, elements: &'a [f64], at: usize, g: usize) -> &'a [f64] {
         &elements[at * self.width() + g * self.d..][..self.d]
     }
 }

@@ -5,14 +5,17 @@
 //! - every module is valid, in phase `imported`, and finite to evaluate: `decode` over sym `B`, `prefill` over syms `T` and `R`.
 //!
 //! The shapes vary over what the front ends build: grouped heads, biases, query and key norms, rotary or learned positions,
-//! gated or plain feed-forward, one matrix for q, k, v or three, tied embeddings, float and integer weights.
+//! gated or plain feed-forward, one matrix for q, k, v or three, tied embeddings, float and integer weights; and hybrids of delta and
+//! latent attention.
 //! Deliberately absent: realistic sizes, and any claim about the distribution.
 
 mod graph;
+mod hybrid;
 mod weights;
 
 use crate::attrs::{RopeScaling, RopeStyle, UnaryKind};
-use crate::graph::{ModelInfo, Module, SourceDecl, WeightId};
+use crate::builder::Built;
+use crate::graph::{Graph, ModelInfo, Module, SourceDecl, WeightId};
 use crate::interp::decode_weight;
 use crate::types::{Dim, SymDecl};
 
@@ -64,6 +67,20 @@ pub fn decoder(seed: u64) -> RandomModule {
 #[must_use]
 pub fn expert_decoder(seed: u64) -> RandomModule {
     generate(seed, true)
+}
+
+/// A decoder with layers of delta attention and of latent attention.
+#[must_use]
+pub fn hybrid_decoder(seed: u64) -> RandomModule {
+    let mut rng = Rng::new(seed);
+    let cx = hybrid::Config::new(&mut rng);
+    assemble(
+        seed,
+        rng,
+        cx.vocab,
+        |weights| weights.hybrid(&cx),
+        |module, model, name, tokens, wanted| hybrid::build(module, &cx, model, name, tokens, wanted),
+    )
 }
 
 /// SplitMix64 (Steele et al. 2014): small, seedable, the same everywhere.
@@ -159,22 +176,38 @@ impl Config {
 fn generate(seed: u64, experts: bool) -> RandomModule {
     let mut rng = Rng::new(seed);
     let cx = Config::new(&mut rng, experts);
+    let (n_layers, tied) = (1 + rng.below(2) as usize, rng.coin());
+    assemble(
+        seed,
+        rng,
+        cx.vocab,
+        |weights| weights.model(&cx, n_layers, tied),
+        |module, model, name, tokens, wanted| graph::build(module, &cx, model, name, tokens, wanted),
+    )
+}
+
+/// The module of a model: weights by `declare`, then `decode` and `prefill` by `build`.
+fn assemble<M>(
+    seed: u64,
+    rng: Rng,
+    vocab: u32,
+    declare: impl FnOnce(&mut Weights) -> M,
+    build: impl Fn(&Module, &M, &str, Dim, Dim) -> Built<Graph>,
+) -> RandomModule {
     let mut module = Module::default();
     let name = format!("random {seed}");
-    module.info = ModelInfo { name, arch: "random".to_owned(), ctx_trained: POSITIONS, vocab: cx.vocab };
+    module.info = ModelInfo { name, arch: "random".to_owned(), ctx_trained: POSITIONS, vocab };
     module.sources.push(SourceDecl { path: "random".to_owned(), bytes: 0, header_sha256: "00".repeat(32) });
     let mut sym = |name: &str, hi| module.syms.push(SymDecl { name: name.to_owned(), lo: 1, hi });
     let (b, t, r) = (Dim::sym(sym("B", ROWS)), Dim::sym(sym("T", 16)), Dim::sym(sym("R", 16)));
-    let n_layers = 1 + rng.below(2) as usize;
-    let tied = rng.coin();
     let mut weights = Weights { rng, module, bytes: Vec::new() };
-    let model = weights.model(&cx, n_layers, tied);
+    let model = declare(&mut weights);
     let Weights { mut module, bytes, .. } = weights;
     for source in module.sources.values_mut() {
         source.bytes = bytes.len() as u64;
     }
     for (name, tokens, wanted) in [("decode", b, b), ("prefill", t, r)] {
-        let graph = graph::build(&module, &cx, &model, name, tokens, wanted).expect("operands that fit");
+        let graph = build(&module, &model, name, tokens, wanted).expect("operands that fit");
         module.graphs.push(graph);
     }
     RandomModule { module, bytes }

@@ -43,8 +43,19 @@ pub(super) struct Weights {
 impl Weights {
     /// A weight of `dims`; `stored` may be a narrower float than the declared `dtype`.
     fn add(&mut self, name: &str, dtype: DType, dims: &[u32], stored: DType, transposed: bool) -> WeightId {
+        let offset = self.elements(name, stored, dims.iter().product());
+        let dims: Vec<Dim> = dims.iter().copied().map(Dim::Const).collect();
+        let source = self.module.sources.keys().next().expect("the one source");
+        let init = match transposed {
+            true => WeightInit::Transposed { source, offset, stored },
+            false => WeightInit::Stored { source, offset, stored },
+        };
+        self.module.add_weight(name, TensorType::new(dtype, &dims), init)
+    }
+
+    /// Makes up `n` elements: the place of their first byte.
+    fn elements(&mut self, name: &str, stored: DType, n: u32) -> u64 {
         let offset = self.bytes.len() as u64;
-        let n: u32 = dims.iter().product();
         let n_blocks = n / stored.block().expect("a weight dtype").elems;
         let start = self.bytes.len();
         for _ in 0..n_blocks.min(DISTINCT) {
@@ -55,13 +66,7 @@ impl Weights {
             self.bytes.extend_from_within(start..start + bytes);
         }
         self.bytes.resize(self.bytes.len().next_multiple_of(32), 0);
-        let dims: Vec<Dim> = dims.iter().copied().map(Dim::Const).collect();
-        let source = self.module.sources.keys().next().expect("the one source");
-        let init = match transposed {
-            true => WeightInit::Transposed { source, offset, stored },
-            false => WeightInit::Stored { source, offset, stored },
-        };
-        self.module.add_weight(name, TensorType::new(dtype, &dims), init)
+        offset
     }
 
     /// One block with magnitudes around 0.1; around 1 and positive if not `centred`.
@@ -84,6 +89,8 @@ impl Weights {
                 self.bytes.extend(f16_bits(-value).to_le_bytes());
                 self.fill(16);
             }
+            DType::Vq3r | DType::Vq2r | DType::Vq4p | DType::Lut(..) => unreachable!("not drawn"),
+            DType::Q8G | DType::Q4G | DType::Q3G => unreachable!("not drawn"),
             DType::I32 | DType::Fx24 | DType::Fx16 | DType::Fx8 => unreachable!("no weight dtype"),
         }
     }
@@ -94,20 +101,45 @@ impl Weights {
         }
     }
 
-    fn matrix(&mut self, name: &str, rows: u32, cols: u32) -> WeightId {
+    pub(super) fn matrix(&mut self, name: &str, rows: u32, cols: u32) -> WeightId {
         self.matrices(name, &[rows, cols])
+    }
+
+    /// Any weight dtype that fits rows of `cols`.
+    fn weight_dtype(&mut self, cols: u32) -> DType {
+        let all = [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_1];
+        self.rng.pick(if cols.is_multiple_of(32) { &all[..] } else { &all[..3] })
     }
 
     /// A matrix, or a bank of them, of any weight dtype that fits its columns.
     fn matrices(&mut self, name: &str, dims: &[u32]) -> WeightId {
-        let all = [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_1];
-        let fits = if dims.last().is_some_and(|it| it % 32 == 0) { &all[..] } else { &all[..3] };
-        let dtype = self.rng.pick(fits);
+        let dtype = self.weight_dtype(*dims.last().expect("a matrix"));
         let transposed = dims.len() == 2 && dtype.is_float() && self.rng.below(4) == 0;
         self.add(name, dtype, dims, dtype, transposed)
     }
 
-    fn vector(&mut self, name: &str, n: u32) -> WeightId {
+    /// A bank whose matrices lie apart, the last one first.
+    pub(super) fn bank(&mut self, name: &str, count: u32, rows: u32, cols: u32) -> WeightId {
+        let dtype = self.weight_dtype(cols);
+        let source = self.module.sources.keys().next().expect("the one source");
+        let place = |this: &mut Self| {
+            let offset = this.elements(name, dtype, rows * cols);
+            this.bytes.resize(this.bytes.len() + 32, 0xff);
+            (source, offset)
+        };
+        let mut parts: Vec<_> = (0..count).map(|_| place(self)).collect();
+        parts.reverse();
+        let ty = TensorType::new(dtype, &[count, rows, cols].map(Dim::Const));
+        self.module.add_weight(name, ty, WeightInit::Bank { stored: dtype, parts })
+    }
+
+    /// A matrix of f32 that is stored as any float.
+    pub(super) fn float_matrix(&mut self, name: &str, rows: u32, cols: u32) -> WeightId {
+        let stored = self.rng.pick(&[DType::F32, DType::F16, DType::BF16]);
+        self.add(name, DType::F32, &[rows, cols], stored, false)
+    }
+
+    pub(super) fn vector(&mut self, name: &str, n: u32) -> WeightId {
         let stored = self.rng.pick(&[DType::F32, DType::F16, DType::BF16]);
         self.add(name, DType::F32, &[n], stored, false)
     }

@@ -4,10 +4,15 @@
 //! module   = "module" STRING "arch=" name "ctx=" INT "vocab=" INT "{" item* "}"
 //! item     = "source" "@"INT STRING "bytes=" INT "header=sha256:" HEX
 //!          | "sym" name "in" INT "..=" INT
-//!          | "weight" STRING ":" type "=" init [ "as" PACKING ]
-//!          | "state" "@"name ":" type ( "keys" | "values" )
+//!          | "weight" STRING ":" type "=" init [ "books" STRING ] [ "as" PACKING ]
+//!          | "state" "@"name ":" type ( "keys" | "values" | "recurrent" )
 //!          | "graph" "@"name "(" [ param ("," param)* ] ")" "phase=" PHASE "{" op* "return" [ out ("," out)* ] "}"
 //! init     = DTYPE place | "transpose" DTYPE place | "concat" STRING ("," STRING)*
+//!          | "bank" DTYPE run ("," run)*
+//!          | "grouped" DTYPE place step "scales" INT step     ; codes, then their scales
+//!          | "records" place "+=" INT "indices" INT "scales" INT
+//! step     = [ "+=" INT ]                                    ; from matrix to matrix of a bank
+//! run      = place [ "+=" INT "*" INT ]                      ; matrices: one, or as many as the last INT, so many bytes apart
 //! place    = "@"INT "+" INT                                  ; source, first byte
 //! type     = DTYPE "[" [ dim ("," dim)* ] "]"
 //! dim      = INT | [ INT "*" ] name
@@ -28,7 +33,8 @@
 //! Invariants
 //! - `parse(print(m)) == m` for a verified module in [canonical numbering](crate::Module::canonical);
 //! - `print(parse(t)) == t` for text that the printer made;
-//! - the parser never panics, nests at most [`MAX_DEPTH`] regions, and allocates in proportion to the text.
+//! - the parser never panics, nests at most [`MAX_DEPTH`] regions, and allocates in proportion to the text, a run of a bank counted
+//!   as at most [`MAX_BANK`] matrices.
 //!
 //! Deliberately absent: types are taken as written and attributes only as far as their own syntax goes; whether they are
 //! right is for [`mod@crate::verify`]. Only the first error is told: what follows it would be guesses.
@@ -46,6 +52,9 @@ pub use printer::{ValueNames, print_graph, print_module, print_op};
 
 /// The deepest nesting of regions.
 pub const MAX_DEPTH: usize = 16;
+
+/// The most matrices of a bank in text.
+pub const MAX_BANK: usize = 1 << 16;
 
 /// Where a text stops being a module, and why.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

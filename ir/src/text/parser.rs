@@ -5,11 +5,12 @@ use std::collections::HashMap;
 
 use waste_plan::{DType, Packing};
 
-use super::ParseError;
 use super::cursor::Cursor;
 use super::lexer::Kind;
+use super::{MAX_BANK, ParseError};
 use crate::graph::{
-    ModelInfo, Module, SourceDecl, SourceId, StateDecl, StateId, StateKind, WeightDecl, WeightId, WeightInit,
+    ModelInfo, Module, SourceDecl, SourceId, StateDecl, StateId, StateKind, Steps, WeightDecl, WeightId,
+    WeightInit,
 };
 use crate::types::{Dim, Shape, SymDecl, SymId, TensorType};
 
@@ -120,11 +121,15 @@ impl<'t> Parser<'t> {
         let ty = self.ty()?;
         self.cursor.punct('=')?;
         let init = self.weight_init()?;
+        let books = match self.cursor.eat_word("books") {
+            true => Some(self.part()?),
+            false => None,
+        };
         let packing = match self.cursor.eat_word("as") {
             true => Some(self.named("a packing", Packing::from_name)?),
             false => None,
         };
-        let decl = WeightDecl { name: name.clone().into_owned(), ty, init, packing };
+        let decl = WeightDecl { name: name.clone().into_owned(), ty, init, books, packing };
         let id = self.module.weights.push(decl);
         match self.names.weights.insert(name, id) {
             None => Ok(()),
@@ -140,21 +145,91 @@ impl<'t> Parser<'t> {
             }
             return Ok(WeightInit::Concat(parts));
         }
+        if self.cursor.eat_word("bank") {
+            let stored = self.named("a dtype", DType::from_name)?;
+            let mut parts = Vec::new();
+            self.run(&mut parts)?;
+            while self.cursor.eat(',') {
+                self.run(&mut parts)?;
+            }
+            return Ok(WeightInit::Bank { stored, parts });
+        }
+        if self.cursor.eat_word("grouped") {
+            let stored = self.named("a dtype", DType::from_name)?;
+            let (source, first) = self.place()?;
+            let codes = Steps { first, step: self.step()? };
+            self.cursor.keyword("scales")?;
+            let first = self.cursor.int("a byte offset")?;
+            let scales = Steps { first, step: self.step()? };
+            return Ok(WeightInit::Grouped { source, stored, codes, scales });
+        }
+        if self.cursor.eat_word("records") {
+            return self.records();
+        }
         let transposed = self.cursor.eat_word("transpose");
         let stored = self.named("a dtype", DType::from_name)?;
-        self.cursor.punct('@')?;
-        let at = self.cursor.offset();
-        let index: usize = self.cursor.int("the number of a source")?;
-        let source = self.module.sources.keys().nth(index);
-        let source: SourceId =
-            source.ok_or_else(|| self.cursor.error(at, format!("there is no source @{index}")))?;
-        self.cursor.punct('+')?;
-        let offset = self.cursor.int("a byte offset")?;
+        let (source, offset) = self.place()?;
         Ok(if transposed {
             WeightInit::Transposed { source, offset, stored }
         } else {
             WeightInit::Stored { source, offset, stored }
         })
+    }
+
+    /// `@2+0x0 += 0x1000 indices 0x30 scales 0x930`.
+    fn records(&mut self) -> Result<WeightInit, ParseError> {
+        let (source, first) = self.place()?;
+        self.cursor.punct('+')?;
+        self.cursor.punct('=')?;
+        let stride = self.cursor.int("the bytes of a record")?;
+        self.cursor.keyword("indices")?;
+        let indices = self.cursor.int("a byte of the record")?;
+        self.cursor.keyword("scales")?;
+        let scales = self.cursor.int("a byte of the record")?;
+        Ok(WeightInit::Records { source, first, stride, indices, scales })
+    }
+
+    /// `+= 0x40`: the bytes from matrix to matrix, or 0 where it is left out.
+    fn step(&mut self) -> Result<u64, ParseError> {
+        if !self.cursor.eat('+') {
+            return Ok(0);
+        }
+        self.cursor.punct('=')?;
+        self.cursor.int("the bytes from matrix to matrix")
+    }
+
+    /// `@0+0x100`: a source and a byte.
+    fn place(&mut self) -> Result<(SourceId, u64), ParseError> {
+        self.cursor.punct('@')?;
+        let at = self.cursor.offset();
+        let index: usize = self.cursor.int("the number of a source")?;
+        let source = self.module.sources.keys().nth(index);
+        let source = source.ok_or_else(|| self.cursor.error(at, format!("there is no source @{index}")))?;
+        self.cursor.punct('+')?;
+        Ok((source, self.cursor.int("a byte offset")?))
+    }
+
+    /// `@0+0x100 += 0x40 * 8`: eight matrices of a bank, or one without the part from `+=`.
+    fn run(&mut self, parts: &mut Vec<(SourceId, u64)>) -> Result<(), ParseError> {
+        let (source, first) = self.place()?;
+        if !self.cursor.eat('+') {
+            parts.push((source, first));
+            return Ok(());
+        }
+        self.cursor.punct('=')?;
+        let at = self.cursor.offset();
+        let step: u64 = self.cursor.int("the bytes from matrix to matrix")?;
+        self.cursor.punct('*')?;
+        let count: u64 = self.cursor.int("the number of matrices")?;
+        let last =
+            count.checked_sub(1).and_then(|it| it.checked_mul(step)).and_then(|it| it.checked_add(first));
+        if last.is_none() || count.saturating_add(parts.len() as u64) > MAX_BANK as u64 {
+            let message =
+                format!("expected 1 to {MAX_BANK} matrices below byte 2^64, found {count} of {step}");
+            return Err(self.cursor.error(at, message));
+        }
+        parts.extend((0..count).map(|i| (source, first + i * step)));
+        Ok(())
     }
 
     fn part(&mut self) -> Result<WeightId, ParseError> {
@@ -171,7 +246,7 @@ impl<'t> Parser<'t> {
         let name = self.cursor.name("the name of a state")?;
         self.cursor.punct(':')?;
         let ty = self.ty()?;
-        let kind = self.named("keys or values", StateKind::from_name)?;
+        let kind = self.named("keys, values or recurrent", StateKind::from_name)?;
         let id = self.module.states.push(StateDecl { name: name.clone().into_owned(), ty, kind });
         match self.names.states.insert(name, id) {
             None => Ok(()),

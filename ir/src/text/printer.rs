@@ -10,8 +10,8 @@ use waste_plan::ids::{EntityRef, SecondaryMap};
 use super::MAX_DEPTH;
 use super::lexer::is_word;
 use crate::graph::{
-    Def, Graph, Module, OpData, OpId, Output, SourceDecl, StateDecl, ValueId, WeightDecl, WeightId,
-    WeightInit,
+    Def, Graph, Module, OpData, OpId, Output, SourceDecl, SourceId, StateDecl, Steps, ValueId, WeightDecl,
+    WeightId, WeightInit,
 };
 use crate::types::SymDecl;
 
@@ -141,6 +141,10 @@ pub(crate) fn print_state(module: &Module, state: &StateDecl) -> String {
 
 pub(crate) fn print_weight(module: &Module, weight: &WeightDecl) -> String {
     let ty = weight.ty.display(&module.syms);
+    let name = |it: &WeightId| match module.weights.get(*it) {
+        Some(weight) => Quoted(&weight.name).to_string(),
+        None => format!("?{it}"),
+    };
     let init = match &weight.init {
         WeightInit::Stored { source, offset, stored } => {
             format!("{} {source}+{offset:#x}", stored.name())
@@ -148,16 +152,41 @@ pub(crate) fn print_weight(module: &Module, weight: &WeightDecl) -> String {
         WeightInit::Transposed { source, offset, stored } => {
             format!("transpose {} {source}+{offset:#x}", stored.name())
         }
-        WeightInit::Concat(parts) => {
-            let name = |it: &WeightId| match module.weights.get(*it) {
-                Some(part) => Quoted(&part.name).to_string(),
-                None => format!("?{it}"),
-            };
-            format!("concat {}", join(parts.iter().map(name)))
+        WeightInit::Concat(parts) => format!("concat {}", join(parts.iter().map(name))),
+        WeightInit::Bank { stored, parts } => format!("bank {} {}", stored.name(), join(runs(parts))),
+        WeightInit::Grouped { source, stored, codes, scales } => {
+            format!("grouped {} {source}+{} scales {}", stored.name(), steps(*codes), steps(*scales))
+        }
+        WeightInit::Records { source, first, stride, indices, scales } => {
+            format!("records {source}+{first:#x} += {stride:#x} indices {indices:#x} scales {scales:#x}")
         }
     };
+    let books = weight.books.map_or_else(String::new, |it| format!(" books {}", name(&it)));
     let packing = weight.packing.map_or_else(String::new, |it| format!(" as {}", it.name()));
-    format!("weight {}: {ty} = {init}{packing}", Quoted(&weight.name))
+    format!("weight {}: {ty} = {init}{books}{packing}", Quoted(&weight.name))
+}
+
+/// `0x900 += 0x40`, or `0x900` without steps.
+fn steps(it: Steps) -> String {
+    let step = if it.step == 0 { String::new() } else { format!(" += {:#x}", it.step) };
+    format!("{:#x}{step}", it.first)
+}
+
+/// The matrices of a bank as arithmetic progressions: `@0+0x100 += 0x40 * 8`, or alone where fewer than three are in step.
+fn runs(mut parts: &[(SourceId, u64)]) -> impl Iterator<Item = String> + '_ {
+    std::iter::from_fn(move || {
+        let &[(source, offset), ref rest @ ..] = parts else { return None };
+        let step =
+            rest.first().filter(|it| it.0 == source).and_then(|it| it.1.checked_sub(offset)).unwrap_or(0);
+        let in_step = |pair: &&[(SourceId, u64)]| {
+            pair[0].0 == pair[1].0 && pair[0].1.checked_add(step) == Some(pair[1].1)
+        };
+        let len = 1 + parts.windows(2).take_while(in_step).count();
+        let is_run = step != 0 && len > 2;
+        parts = &parts[if is_run { len } else { 1 }..];
+        let run = if is_run { format!(" += {step:#x} * {len}") } else { String::new() };
+        Some(format!("{source}+{offset:#x}{run}"))
+    })
 }
 
 /// `graph @decode(token: i32[T]) phase=imported`.

@@ -35,8 +35,14 @@ fn fused(op: &OpData) -> Option<&'static str> {
     match op.op {
         Op::Linear { act } if act != Act::None => Some("an activation in a linear"),
         Op::Linear { .. } if op.optional(3).is_some() => Some("a residual in a linear"),
+        Op::ShortConv { act } if act != Act::None => Some("an activation in a short conv"),
         Op::LinearGlu { .. } => Some("'linear_glu'"),
         Op::QuantAct { .. } => Some("'quant_act'"),
+        Op::ExpertLinear { .. } => Some("'expert_linear'"),
+        Op::ExpertGlu { .. } => Some("'expert_glu'"),
+        Op::ExpertLut { .. } => Some("'expert_lut'"),
+        Op::LutBuild { .. } => Some("'lut_build'"),
+        Op::LutApply {} => Some("'lut_apply'"),
         Op::RmsNorm { quant: Some(_), .. } | Op::LayerNorm { quant: Some(_), .. } => {
             Some("a norm with quantised result")
         }
@@ -59,13 +65,39 @@ fn fused(op: &OpData) -> Option<&'static str> {
         | Op::FiniteCheck {}
         | Op::RouteTopK { .. }
         | Op::ForEachExpert { .. }
-        | Op::BankSlice {} => None,
+        | Op::BankSlice {}
+        | Op::ExpertSort { .. }
+        | Op::ExpertGather {}
+        | Op::ExpertSum {}
+        | Op::HeadLinear {}
+        | Op::HeadLinearT {}
+        | Op::Concat {}
+        | Op::L2Norm { .. }
+        | Op::GatedRmsNorm { .. }
+        | Op::AttnResMix { .. }
+        | Op::LatentAttention { .. }
+        | Op::ShortConv { .. }
+        | Op::KdaGate { .. }
+        | Op::KdaStep {} => None,
     }
 }
 
 /// Rule 20.
 fn legal(cx: &mut GraphCx<'_, '_>, id: OpId, op: &OpData, fx: Option<DType>) {
-    if !matches!(op.op, Op::Linear { .. } | Op::LinearGlu { .. }) {
+    let through_tables = matches!(op.op, Op::LutApply {} | Op::ExpertLut { .. } | Op::BankSlice {});
+    let vq = op.uses().map(|it| cx.graph.ty(it).dtype).find(|it| it.vq().is_some());
+    if let Some(vq) = vq.filter(|_| !through_tables) {
+        return cx.op(id, 20, format!("{} is read through lookup tables here", vq.name()));
+    }
+    let is_linear = matches!(
+        op.op,
+        Op::Linear { .. }
+            | Op::LinearGlu { .. }
+            | Op::HeadLinear {}
+            | Op::ExpertLinear { .. }
+            | Op::ExpertGlu { .. }
+    );
+    if !is_linear {
         return;
     }
     let found = cx.graph.ty(op.operand(0)).dtype;
@@ -82,6 +114,7 @@ fn legal(cx: &mut GraphCx<'_, '_>, id: OpId, op: &OpData, fx: Option<DType>) {
 enum Role {
     Matrix,
     Table,
+    Books,
     Vector,
 }
 
@@ -93,6 +126,11 @@ fn packed(cx: &mut GraphCx<'_, '_>, id: OpId, op: &OpData) {
         let matrix = Packing::of(decl.ty.dtype);
         let role = match (&op.op, slot) {
             (Op::Linear { .. }, 1) | (Op::LinearGlu { .. }, 1 | 2) | (Op::BankSlice {}, 0) => Role::Matrix,
+            (Op::HeadLinear {} | Op::ExpertLinear { .. } | Op::ExpertGlu { .. }, 1)
+            | (Op::ExpertGlu { .. }, 2) => Role::Matrix,
+            (Op::LutApply {} | Op::ExpertLut { .. }, 1) => Role::Matrix,
+            (Op::LutBuild { .. }, 1) => Role::Books,
+            (Op::HeadLinearT {}, 1) => Role::Vector,
             (Op::Embed {}, 1) => Role::Table,
             _ => Role::Vector,
         };
@@ -102,6 +140,7 @@ fn packed(cx: &mut GraphCx<'_, '_>, id: OpId, op: &OpData) {
         };
         let fits = match role {
             Role::Matrix => Some(packing) == matrix,
+            Role::Books => packing == Packing::Columns,
             Role::Vector => packing == Packing::Plain,
             Role::Table => packing == Packing::Plain || Some(packing) == matrix,
         };

@@ -15,6 +15,8 @@ pub(super) fn declarations(errors: &mut Errors<'_>) {
         let shaped = matches!(state.ty.shape.dims(), [_, _, Dim::Const(1..), Dim::Const(1..)]);
         if !shaped || !matches!(state.ty.dtype, DType::F32 | DType::F16) {
             errors.state(id, 8, "a state is f32 or f16 [B, S, heads, d]".to_owned());
+        } else if state.kind == StateKind::Recurrent && state.ty.dtype != DType::F32 {
+            errors.state(id, 8, "a recurrent state is f32".to_owned());
         } else if let Some(fault) = type_fault(errors.module, &state.ty) {
             errors.state(id, 8, fault);
         }
@@ -50,11 +52,11 @@ impl Walk<'_, '_, '_> {
             for value in op.uses() {
                 self.read(id, value);
             }
-            if let (Op::KvAppend {}, Some(state)) = (&op.op, graph.state(op.operand(0))) {
+            if let (Some(next), Some(state)) = (op.op.next_state(), graph.state(op.operand(0))) {
                 if in_region {
                     self.cx.op(id, 16, "a state is replaced inside a region".to_owned());
                 }
-                self.newest[state] = Some(op.results[0]);
+                self.newest[state] = Some(op.results[next]);
             }
         }
     }
@@ -74,20 +76,26 @@ impl Walk<'_, '_, '_> {
 
     /// Rule 17.
     fn kinds(&mut self, id: OpId, op: &OpData) {
-        let (slots, wanted): (&[usize], &[StateKind]) = match op.op {
-            Op::KvAppend {} => (&[0], &[]),
-            Op::Attention { .. } => (&[1, 2], &[StateKind::Keys, StateKind::Values]),
+        let wanted: &[(usize, &[StateKind])] = match op.op {
+            Op::KvAppend {} => &[(0, &[StateKind::Keys, StateKind::Values])],
+            Op::Attention { .. } => &[(1, &[StateKind::Keys]), (2, &[StateKind::Values])],
+            Op::LatentAttention { .. } => &[(1, &[StateKind::Keys])],
+            Op::ShortConv { .. } | Op::KdaStep {} => &[(0, &[StateKind::Recurrent])],
             _ => return,
         };
-        for (i, &slot) in slots.iter().enumerate() {
-            let name = op.op.operand_names()[slot];
-            let state = self.cx.graph.state(op.operand(slot)).map(|it| &self.cx.module().states[it]);
-            match (state, wanted.get(i)) {
-                (None, _) => self.cx.op(id, 17, format!("'{name}' must be a state")),
-                (Some(state), Some(kind)) if state.kind != *kind => {
-                    self.cx.op(id, 17, format!("'{name}' must be a state of {}", kind.name()));
-                }
-                (Some(_), _) => {}
+        let graph = self.cx.graph;
+        for (slot, kinds) in wanted {
+            let (name, value) = (op.op.operand_names()[*slot], op.operand(*slot));
+            let Some(state) = graph.state(value) else {
+                self.cx.op(id, 17, format!("'{name}' must be a state"));
+                continue;
+            };
+            let kind = self.cx.module().states[state].kind;
+            if !kinds.contains(&kind) {
+                let kinds: Vec<&str> = kinds.iter().map(|it| it.name()).collect();
+                self.cx.op(id, 17, format!("'{name}' must be a state of {}", kinds.join(" or ")));
+            } else if kind == StateKind::Recurrent && !matches!(graph.values[value].def, Def::State(_)) {
+                self.cx.op(id, 17, format!("'{name}' has been replaced in this graph"));
             }
         }
     }

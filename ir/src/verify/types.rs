@@ -3,7 +3,7 @@
 use waste_plan::DType;
 
 use super::GraphCx;
-use crate::attrs::RopeScaling;
+use crate::attrs::{Act, RopeScaling};
 use crate::graph::{Def, OpData, OpId};
 use crate::infer::infer;
 use crate::ops::Op;
@@ -73,18 +73,41 @@ fn inputs(cx: &mut GraphCx<'_, '_>) {
 fn attributes(op: &Op) -> Result<(), String> {
     match op {
         Op::RmsNorm { eps, .. } | Op::LayerNorm { eps, .. } => positive("eps", f64::from(*eps)),
+        Op::GatedRmsNorm { eps } | Op::AttnResMix { eps } => positive("eps", f64::from(*eps)),
+        Op::L2Norm { eps, scale, .. } => {
+            positive("eps", f64::from(*eps))?;
+            positive("scale", f64::from(*scale))
+        }
         Op::RopeAngles { base, scaling, .. } => positive("base", *base).and_then(|()| scaling_rule(scaling)),
-        Op::Attention { scale } | Op::RouteTopK { scale, .. } => positive("scale", f64::from(*scale)),
-        Op::ForEachExpert { experts: 0 } => Err("'experts' must be at least 1".to_owned()),
+        Op::Attention { scale } | Op::LatentAttention { scale } | Op::RouteTopK { scale, .. } => {
+            positive("scale", f64::from(*scale))
+        }
+        Op::KdaGate { lower_bound } if !lower_bound.is_finite() || *lower_bound > 0.0 => {
+            Err(format!("'lower_bound' must be finite and not above 0, found {lower_bound:?}"))
+        }
+        Op::Linear { act } | Op::ShortConv { act } | Op::ExpertLinear { act, .. } if *act == Act::Situ => {
+            Err(format!("'{}' has no gate for 'situ'", op.name()))
+        }
+        Op::Glu { act, beta, linear }
+        | Op::LinearGlu { act, beta, linear, .. }
+        | Op::ExpertGlu { act, beta, linear, .. } => situ_rule(*act, *beta, *linear),
+        Op::ForEachExpert { experts: 0 } | Op::ExpertSort { experts: 0 } => {
+            Err("'experts' must be at least 1".to_owned())
+        }
         Op::ForEachExpert { .. }
+        | Op::ExpertSort { .. }
+        | Op::ExpertGather {}
+        | Op::ExpertLinear { .. }
+        | Op::ExpertSum {}
+        | Op::ExpertLut { .. }
+        | Op::LutBuild { .. }
+        | Op::LutApply {}
         | Op::Embed {}
         | Op::QuantAct { .. }
         | Op::Linear { .. }
-        | Op::LinearGlu { .. }
         | Op::Add {}
         | Op::Mul {}
         | Op::Unary { .. }
-        | Op::Glu { .. }
         | Op::Rope { .. }
         | Op::KvAppend {}
         | Op::SelectRows {}
@@ -92,8 +115,25 @@ fn attributes(op: &Op) -> Result<(), String> {
         | Op::Reshape { .. }
         | Op::Argmax {}
         | Op::FiniteCheck {}
-        | Op::BankSlice {} => Ok(()),
+        | Op::BankSlice {}
+        | Op::HeadLinear {}
+        | Op::HeadLinearT {}
+        | Op::Concat {}
+        | Op::ShortConv { .. }
+        | Op::KdaGate { .. }
+        | Op::KdaStep {} => Ok(()),
     }
+}
+
+fn situ_rule(act: Act, beta: f32, linear: f32) -> Result<(), String> {
+    if act == Act::Situ {
+        positive("beta", f64::from(beta))?;
+        return if linear == 0.0 { Ok(()) } else { positive("linear", f64::from(linear)) };
+    }
+    if (beta, linear) != (1.0, 0.0) {
+        return Err(format!("'{}' takes no 'beta' and 'linear'", act.name()));
+    }
+    Ok(())
 }
 
 fn scaling_rule(scaling: &RopeScaling) -> Result<(), String> {
@@ -108,6 +148,12 @@ fn scaling_rule(scaling: &RopeScaling) -> Result<(), String> {
                 return Ok(());
             }
             Err(format!("'high' must be finite and above 'low' = {low:?}, found {high:?}"))
+        }
+        RopeScaling::Yarn { factor, fast, slow, orig } => {
+            positive("factor", factor)?;
+            positive("fast", fast)?;
+            positive("slow", slow)?;
+            positive("orig", f64::from(orig))
         }
     }
 }

@@ -26,7 +26,7 @@ impl Pass for FuseGlu {
 
 fn fuse(m: &Matcher<'_>, at: OpId) -> Attempt {
     let data = &m.graph.ops[at];
-    let Op::Glu { act } = data.op else { return Err(Miss::Other) };
+    let Op::Glu { act, beta, linear } = data.op else { return Err(Miss::Other) };
     let (gate, up) = (data.operand(0), data.operand(1));
     let (Some((gate_op, gate_data)), Some((up_op, up_data))) = (m.def(gate), m.def(up)) else {
         return Err(Miss::Other);
@@ -40,7 +40,7 @@ fn fuse(m: &Matcher<'_>, at: OpId) -> Attempt {
     m.may_absorb(gate_op, gate, at)?;
     m.may_absorb(up_op, up, at)?;
     let operands = [Some(gate_data.operand(0)), Some(gate_w), Some(up_w)];
-    Ok(Edit::replace(at, Op::LinearGlu { act, quant: None }, &operands))
+    Ok(Edit::replace(at, Op::LinearGlu { act, quant: None, beta, linear }, &operands))
 }
 
 /// The weight of a linear.

@@ -40,7 +40,7 @@ fn quantizing(op: &Op, math: Math) -> Option<Op> {
     match *op {
         Op::RmsNorm { eps, quant: None } => Some(Op::RmsNorm { eps, quant }),
         Op::LayerNorm { eps, quant: None } => Some(Op::LayerNorm { eps, quant }),
-        Op::LinearGlu { act, quant: None } => Some(Op::LinearGlu { act, quant }),
+        Op::LinearGlu { act, quant: None, beta, linear } => Some(Op::LinearGlu { act, quant, beta, linear }),
         _ => None,
     }
 }

@@ -1,10 +1,13 @@
-//! Speed of the rows around the linears on one thread: `cargo bench -p waste-kernels --bench families`.
+//! Speed of the rows around the linears on one thread: `cargo bench -p waste-kernels --bench families`,
+//! `… -- kda conv` for the lines that name one of these.
 //!
 //! Shapes are those of a small model (hidden 576, inner 1536, heads of 64); clock and samples as in `linear`.
 #![allow(clippy::print_stdout, reason = "a bench prints its figures")]
 
 #[path = "../tests/common/mod.rs"]
 mod common;
+#[path = "families/kimi.rs"]
+mod kimi;
 mod timing;
 
 use common::{Quantised, Rng, tables};
@@ -17,6 +20,7 @@ use waste_plan::Math;
 fn main() {
     for (tier, table) in tables().split_off(1) {
         rows(&tier, &table);
+        kimi::rows(&tier, &table);
         for (queries, positions) in [(3, 512), (3, 4096), (48, 512)] {
             attention(&tier, &table, queries, positions);
         }
@@ -25,6 +29,10 @@ fn main() {
 
 /// One line: `elems` elements (or multiply-adds) a call.
 fn report(tier: &str, name: &str, elems: usize, once: impl FnMut()) {
+    let mut wanted = std::env::args().skip(1).filter(|it| !it.starts_with("--")).peekable();
+    if wanted.peek().is_some() && !wanted.any(|it| name.contains(&it)) {
+        return;
+    }
     let Times { best, median, spread } = time(once);
     let rate = elems as f64 / best * 1e-9;
     println!(

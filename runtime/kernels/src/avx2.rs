@@ -3,9 +3,10 @@
 //! Everything here is one instruction; the references carry the proof that the bytes are there.
 
 use std::arch::x86_64::{
-    __m128i, __m256, __m256i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch,
-    _mm256_broadcastq_epi64, _mm256_cvtph_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_epi32,
-    _mm256_storeu_ps, _mm256_storeu_si256,
+    __m128i, __m256, __m256i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128,
+    _mm256_broadcastq_epi64, _mm256_castpd_ps, _mm256_castps_pd, _mm256_cvtph_ps, _mm256_loadu_ps,
+    _mm256_loadu_si256, _mm256_set1_epi32, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_unpackhi_pd,
+    _mm256_unpackhi_ps, _mm256_unpacklo_pd, _mm256_unpacklo_ps,
 };
 
 use half::f16;
@@ -17,6 +18,14 @@ use waste_plan::LANES;
 pub(crate) fn load_16(src: &[u8; 16]) -> __m128i {
     // SAFETY: `src` is 16 readable bytes; the unaligned form has no alignment demand.
     unsafe { _mm_loadu_si128(src.as_ptr().cast()) }
+}
+
+/// Stores 16 bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(crate) fn store_16(dst: &mut [u8; 16], v: __m128i) {
+    // SAFETY: `dst` is 16 writable bytes.
+    unsafe { _mm_storeu_si128(dst.as_mut_ptr().cast(), v) }
 }
 
 /// 8 half-precision floats, as they are.
@@ -116,11 +125,26 @@ pub(crate) fn widen_halves(src: &[u8; 2 * LANES]) -> [__m256; 2] {
     [_mm256_cvtph_ps(load_16(&parts[0])), _mm256_cvtph_ps(load_16(&parts[1]))]
 }
 
+/// Transposes two squares of 4 × 4 side by side, one in the lower and one in the upper halves.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(crate) fn transpose_quarters(rows: [__m256; 4]) -> [__m256; 4] {
+    let pairs =
+        |a, b| (_mm256_castps_pd(_mm256_unpacklo_ps(a, b)), _mm256_castps_pd(_mm256_unpackhi_ps(a, b)));
+    let ((low01, high01), (low23, high23)) = (pairs(rows[0], rows[1]), pairs(rows[2], rows[3]));
+    [
+        _mm256_castpd_ps(_mm256_unpacklo_pd(low01, low23)),
+        _mm256_castpd_ps(_mm256_unpackhi_pd(low01, low23)),
+        _mm256_castpd_ps(_mm256_unpacklo_pd(high01, high23)),
+        _mm256_castpd_ps(_mm256_unpackhi_pd(high01, high23)),
+    ]
+}
+
 /// Asks for the cache line `ahead` bytes past the start of `src`, wherever that is.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(crate) fn prefetch(src: &[u8], ahead: usize) {
-    _mm_prefetch::<_MM_HINT_T0>(src.as_ptr().wrapping_add(ahead).cast());
+pub(crate) fn prefetch<T>(src: &[T], ahead: usize) {
+    _mm_prefetch::<_MM_HINT_T0>(src.as_ptr().wrapping_byte_add(ahead).cast());
 }
 
 /// The two halves of an array.

@@ -14,6 +14,8 @@ pub(crate) unsafe trait Plain: Copy {}
 unsafe impl Plain for i8 {}
 // SAFETY: an integer without padding.
 unsafe impl Plain for i16 {}
+// SAFETY: an integer without padding.
+unsafe impl Plain for i32 {}
 // SAFETY: a float without padding; every bit pattern is a value or a NaN.
 unsafe impl Plain for f32 {}
 

@@ -10,18 +10,26 @@
 //! Deliberately absent: hidden state (the table is a value, forcing a tier is [`CpuFeatures::capped`]), and any
 //! dispatch by name.
 
+use std::ops::Range;
+
 use half::f16;
+use waste_plan::VqCode;
 
 use crate::argmax::{ArgMax, portable::*};
 use crate::attention::{KvTiles, portable::*};
 use crate::cpu::{CpuFeatures, Isa};
 use crate::embed::portable::*;
 use crate::epilogue::{Unary, portable::*};
+use crate::latent::portable::*;
 use crate::linear::portable::*;
 use crate::linear_f32::portable::*;
+use crate::lut::portable::*;
 use crate::norm::portable::*;
 use crate::quant_act::portable::*;
+use crate::recurrence::portable::*;
+use crate::residual::portable::*;
 use crate::rope::portable::*;
+use crate::route::{RouteRule, portable::*};
 use crate::view::{FxRowMut, FxRows, RowsF32, TileMut};
 
 /// How a row's result compares with its portable definition.
@@ -57,6 +65,7 @@ macro_rules! kernel_table {
             $( pub(crate) $name: Entry<unsafe fn($($ty),*) $(-> $ret)?>, )+
         }
 
+        #[expect(clippy::too_many_arguments, reason = "one argument an operand")]
         impl KernelTable {
             $( $(#[$doc])*
             #[inline]
@@ -84,6 +93,7 @@ macro_rules! kernel_table {
     (@build $build:ident, $doc:literal, $isa:expr, [$attribute:meta],
         $( fn $name:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)?; )+) => {
         #[doc = $doc]
+        #[expect(clippy::too_many_arguments, reason = "one argument an operand")]
         mod $build {
             use super::*;
 
@@ -139,6 +149,33 @@ kernel_table! {
     /// As `linear_w8_f32` over `W4M` weights.
     fn linear_w4m_f32(w: &[u8], k: usize, x: &RowsF32<'_>, y: &mut TileMut<'_>);
 
+    /// The tables of a range of the positions of x `f32[k]` (family `lut`): books `f32[stages][8][entries]`.
+    fn lut_build_fixed24(code: VqCode, x: &[f32], books: &[f32], positions: Range<usize>, out: &mut [u8]);
+    /// As `lut_build_fixed24` in 16 bits.
+    fn lut_build_fixed16(code: VqCode, x: &[f32], books: &[f32], positions: Range<usize>, out: &mut [u8]);
+    /// As `lut_build_fixed24` in f32.
+    fn lut_build_f32(code: VqCode, x: &[f32], books: &[f32], positions: Range<usize>, out: &mut [u8]);
+    /// As `lut_build_fixed24` in bytes, by the rule of VQ4P containers.
+    fn lut_build_container(code: VqCode, x: &[f32], books: &[f32], positions: Range<usize>, out: &mut [u8]);
+    /// acc `f32[rows]` += what whole blocks of 64 rows of an index stream look up in a range of positions.
+    fn lut_apply_fixed24(
+        code: VqCode, tables: &[u8], indices: &[u8], positions: Range<usize>, k: usize, acc: &mut [f32],
+    );
+    /// As `lut_apply_fixed24` in tables of 16 bits.
+    fn lut_apply_fixed16(
+        code: VqCode, tables: &[u8], indices: &[u8], positions: Range<usize>, k: usize, acc: &mut [f32],
+    );
+    /// As `lut_apply_fixed24` in tables of f32.
+    fn lut_apply_f32(
+        code: VqCode, tables: &[u8], indices: &[u8], positions: Range<usize>, k: usize, acc: &mut [f32],
+    );
+    /// As `lut_apply_fixed24` in tables of bytes.
+    fn lut_apply_container(
+        code: VqCode, tables: &[u8], indices: &[u8], positions: Range<usize>, k: usize, acc: &mut [f32],
+    );
+    /// y = f32(scale) · acc, row by row; scales f16, little-endian.
+    fn lut_scale(scales: &[u8], acc: &[f32], y: &mut [f32]);
+
     /// y = f(y), element by element (family `epilogue`).
     fn unary(kind: Unary, y: &mut [f32]);
     /// y = f(g) · u.
@@ -149,6 +186,10 @@ kernel_table! {
     fn mul(a: &[f32], b: &[f32], y: &mut [f32]);
     /// y = y + x.
     fn add_assign(y: &mut [f32], x: &[f32]);
+    /// y = fma(a, x, y).
+    fn add_scaled(y: &mut [f32], a: f32, x: &[f32]);
+    /// y = beta · tanh(g / beta) · sigmoid(g) · (linear · tanh(u / linear), or u where linear ≤ 0).
+    fn situ(g: &[f32], u: &[f32], beta: f32, linear: f32, y: &mut [f32]);
 
     /// y = (x · rms) · w, rms = 1 / sqrt(Σx² / n + eps) (family `norm`).
     fn rms_norm(x: &[f32], w: &[f32], eps: f32, y: &mut [f32]);
@@ -175,6 +216,48 @@ kernel_table! {
     /// As `attention_f32` over an f16 cache.
     fn attention_f16(
         q: &RowsF32<'_>, n_pos: &[u32], kv: &KvTiles<'_, f16>, scale: f32, scratch: &mut [f32], out: &mut TileMut<'_>,
+    );
+
+    /// Absorbed latent attention of queries `[q | q_rope]` over tiles `[kl + r][32]` (family `latent`).
+    fn latent_attention_f32(
+        q: &RowsF32<'_>, q_rope: &RowsF32<'_>, n_pos: &[u32], cache: &[f32], scale: f32, scratch: &mut [f32],
+        out: &mut TileMut<'_>,
+    );
+    /// As `latent_attention_f32` over an f16 cache.
+    fn latent_attention_f16(
+        q: &RowsF32<'_>, q_rope: &RowsF32<'_>, n_pos: &[u32], cache: &[f16], scale: f32, scratch: &mut [f32],
+        out: &mut TileMut<'_>,
+    );
+    /// y = Wᵀ · x of one head: w plain f32\[n, k\], x `f32[n]`, y `f32[k]`.
+    fn head_linear_t_f32(w: &[u8], x: &[f32], y: &mut [f32]);
+    /// As `head_linear_t_f32` over f16.
+    fn head_linear_t_f16(w: &[u8], x: &[f32], y: &mut [f32]);
+    /// As `head_linear_t_f32` over bf16.
+    fn head_linear_t_bf16(w: &[u8], x: &[f32], y: &mut [f32]);
+
+    /// Depthwise causal convolution of some channels of a run of tokens (family `recurrence`): w `f32[c, taps]`.
+    fn short_conv(
+        x: &RowsF32<'_>, w: &[f32], taps: usize, ring: &[f32], next: &mut [f32], y: &mut TileMut<'_>,
+    );
+    /// The decay factors of one head.
+    fn kda_gate(z: &[f32], dt_bias: &[f32], a_log: f32, lower_bound: f32, y: &mut [f32]);
+    /// y = (x / sqrt(Σx² + eps)) · scale.
+    fn l2_norm(x: &[f32], eps: f32, scale: f32, y: &mut [f32]);
+    /// The delta rule of one head over a block of state columns, token after token.
+    fn kda_step(
+        q: &RowsF32<'_>, k: &RowsF32<'_>, v: &RowsF32<'_>, decay: &RowsF32<'_>, beta: &[f32], from: Option<&[f32]>,
+        to: &mut [f32], o: &mut TileMut<'_>,
+    );
+    /// y = ((x · rms) · w) · sigmoid(gate).
+    fn gated_rms_norm(x: &[f32], gate: &[f32], w: &[f32], eps: f32, y: &mut [f32]);
+
+    /// y = the softmax mixture of blocks `f32[nb, h]` and x `f32[h]` (family `residual`).
+    fn attn_res_mix(blocks: &[f32], x: &[f32], norm: &[f32], proj: &[f32], eps: f32, y: &mut [f32]);
+
+    /// The best `ids.len()` experts of one token and their weights (family `route`); scratch `f32[2 · experts]`.
+    fn route_top_k(
+        logits: &[f32], bias: Option<&[f32]>, rule: &RouteRule, scratch: &mut [f32], ids: &mut [i32],
+        weights: &mut [f32],
     );
 
     /// Row `lane` of a packed f32 block (family `embed`): out `f32[k]`.
@@ -217,8 +300,11 @@ impl KernelTable {
             if cpu.has(Isa::Avx2) {
                 table = avx2::table();
                 crate::attention::avx2::install(&mut table);
+                crate::latent::avx2::install(&mut table);
                 crate::linear::avx2::install(&mut table);
                 crate::linear_f32::avx2::install(&mut table);
+                crate::lut::avx2::install(&mut table);
+                crate::recurrence::avx2::install(&mut table);
             }
         }
         table

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod common;
+#[path = "accuracy/kimi.rs"]
+mod kimi;
 
 use common::{Flavor, LINEARS, LinearFn, Rng, weight, weights};
 use half::f16;

@@ -5,12 +5,15 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod common;
+#[path = "rows/kimi.rs"]
+mod kimi;
 
+use common::lut::{LUTS, Lut, Matrix};
 use common::{Flavor, LINEARS, Rng, tables, weights};
 use half::f16;
 use waste_kernels::attention::{KvTiles, TILE, scratch_len, tiles};
 use waste_kernels::{FxRowMut, KernelTable, RowsF32, TileMut, Unary};
-use waste_plan::{FxLayout, LANES, Packing};
+use waste_plan::{FxLayout, LANES, Packing, VqCode};
 
 /// What a case observed.
 #[derive(Default)]
@@ -53,14 +56,34 @@ fn run(table: &KernelTable, name: &str) -> Vec<u32> {
         linears(*linear, table, rng, &mut seen);
         return seen.0;
     }
+    if kimi::case(table, name, rng, &mut seen) {
+        return seen.0;
+    }
+    if let Some(lut) = LUTS.into_iter().find(|it| [it.build_name, it.apply_name].contains(&name)) {
+        luts(lut, table, rng, &mut seen);
+        return seen.0;
+    }
     match name {
         "quant_act_fx24" => quant_acts(table, 3, KernelTable::quant_act_fx24, &mut seen),
         "quant_act_fx16" => quant_acts(table, 2, KernelTable::quant_act_fx16, &mut seen),
         "quant_act_fx8" => quant_acts(table, 1, KernelTable::quant_act_fx8, &mut seen),
+        "lut_scale" => each_row(
+            rng,
+            |x, w, y| {
+                let scales: Vec<u8> = w.iter().flat_map(|&w| f16::from_f32(w).to_le_bytes()).collect();
+                table.lut_scale(&scales, x, y);
+            },
+            &mut seen,
+        ),
         "unary" => unaries(table, rng, &mut seen),
         "glu" => glus(table, rng, &mut seen),
         "add" => each_row(rng, |x, w, y| table.add(x, w, y), &mut seen),
         "mul" => each_row(rng, |x, w, y| table.mul(x, w, y), &mut seen),
+        "add_scaled" => each_row(rng, &mut seen, |rng, n| {
+            let (mut y, x) = (rng.floats(n, Flavor::Wild), rng.floats(n, Flavor::Wild));
+            table.add_scaled(&mut y, rng.floats(1, Flavor::Wild)[0], &x);
+            y
+        }),
         "add_assign" => each_row(
             rng,
             |x, w, y| {
@@ -136,6 +159,22 @@ fn quant_acts(
             }
             seen.floats(rows.xs(0));
             seen.floats(rows.z(0));
+        }
+    }
+}
+
+/// Tables are private to a tier, so a build is seen through its apply and an apply through its build.
+fn luts(lut: Lut, table: &KernelTable, rng: &mut Rng, seen: &mut Seen) {
+    for round in 0..40 {
+        let code = VqCode::ALL[round % 3];
+        let rows = [1, 5, 63, 64, 65, 128, 200][rng.below(7)];
+        let positions = [1, 2, 7, 15, 16, 17, 31, 32, 33, 48, 75][rng.below(11)];
+        let matrix = Matrix::random(code, rows, positions * 8, rng);
+        for flavor in Flavor::ALL {
+            let x = flavor.fill(matrix.k, rng);
+            let mut acc = rng.vec(rows, Rng::normal);
+            matrix.add(table, lut, &x, 0..positions, &mut acc);
+            seen.floats(&acc);
         }
     }
 }

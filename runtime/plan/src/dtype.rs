@@ -9,6 +9,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::grouped::GroupedLayout;
+use crate::vq::{LutLayout, Tables, VEC_DIM, VqCode};
+
 /// The arithmetic of linears over integer weights (numerics §2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -57,8 +60,10 @@ impl Math {
 }
 
 /// The type of one element, or of one block of elements.
+///
+/// In files it is its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(into = "&'static str", try_from = "String")]
 pub enum DType {
     /// IEEE binary32.
     F32,
@@ -80,11 +85,37 @@ pub enum DType {
     Fx16,
     /// Quantised activations in one byte plane.
     Fx8,
+    /// A vector-quantised matrix, [`VqCode::Vq3r`]: its rows are interleaved and mean nothing without codebooks.
+    Vq3r,
+    /// As [`DType::Vq3r`], of [`VqCode::Vq2r`].
+    Vq2r,
+    /// As [`DType::Vq3r`], of [`VqCode::Vq4p`].
+    Vq4p,
+    /// 8-bit integers, an f16 scale for 128, stored apart (see [`GroupedLayout`]).
+    Q8G,
+    /// As [`DType::Q8G`] with 4-bit codes minus 8.
+    Q4G,
+    /// As [`DType::Q8G`] with 3-bit codes minus 4.
+    Q3G,
+    /// The lookup tables of one row of inputs (see [`LutLayout`]); the columns are the inputs.
+    Lut(VqCode, Tables),
 }
 
 impl DType {
     /// Every dtype, in declaration order.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 28] = {
+        let mut all = [Self::F32; 28];
+        let (plain, luts) = all.split_at_mut(Self::PLAIN.len());
+        plain.copy_from_slice(&Self::PLAIN);
+        let mut i = 0;
+        while i < luts.len() {
+            luts[i] = Self::Lut(LutLayout::ALL[i].code, LutLayout::ALL[i].tables);
+            i += 1;
+        }
+        all
+    };
+
+    const PLAIN: [Self; 16] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -95,6 +126,12 @@ impl DType {
         Self::Fx24,
         Self::Fx16,
         Self::Fx8,
+        Self::Vq3r,
+        Self::Vq2r,
+        Self::Vq4p,
+        Self::Q8G,
+        Self::Q4G,
+        Self::Q3G,
     ];
 
     /// The name used in IR text and plans.
@@ -111,6 +148,13 @@ impl DType {
             Self::Fx24 => "fx24",
             Self::Fx16 => "fx16",
             Self::Fx8 => "fx8",
+            Self::Vq3r => VqCode::Vq3r.name(),
+            Self::Vq2r => VqCode::Vq2r.name(),
+            Self::Vq4p => VqCode::Vq4p.name(),
+            Self::Q8G => "q8g",
+            Self::Q4G => "q4g",
+            Self::Q3G => "q3g",
+            Self::Lut(code, tables) => LutLayout { code, tables }.name(),
         }
     }
 
@@ -124,7 +168,7 @@ impl DType {
     /// them wants quantised activations.
     #[must_use]
     pub const fn is_integer_weight(self) -> bool {
-        matches!(self, Self::Q4_0 | Self::Q4_1 | Self::Q8_0)
+        matches!(self, Self::Q4_0 | Self::Q4_1 | Self::Q8_0 | Self::Q8G | Self::Q4G | Self::Q3G)
     }
 
     /// Whether this is f32, f16 or bf16.
@@ -144,8 +188,40 @@ impl DType {
         }
     }
 
+    /// The code, if matrices of this dtype are vector-quantised.
+    #[must_use]
+    pub const fn vq(self) -> Option<VqCode> {
+        match self {
+            Self::Vq3r => Some(VqCode::Vq3r),
+            Self::Vq2r => Some(VqCode::Vq2r),
+            Self::Vq4p => Some(VqCode::Vq4p),
+            _ => None,
+        }
+    }
+
+    /// How codes and scales lie, if they lie apart.
+    #[must_use]
+    pub const fn grouped(self) -> Option<GroupedLayout> {
+        match self {
+            Self::Q8G => Some(GroupedLayout { bits: 8 }),
+            Self::Q4G => Some(GroupedLayout { bits: 4 }),
+            Self::Q3G => Some(GroupedLayout { bits: 3 }),
+            _ => None,
+        }
+    }
+
+    /// The layout of lookup tables, if this dtype is one.
+    #[must_use]
+    pub const fn lut(self) -> Option<LutLayout> {
+        match self {
+            Self::Lut(code, tables) => Some(LutLayout { code, tables }),
+            _ => None,
+        }
+    }
+
     /// Elements and bytes of one block as a *file* stores it (1 element for plain dtypes).
-    /// Quantised activations are never stored in files and answer `None`.
+    /// Quantised activations and lookup tables are never stored in files and answer `None`; so do vector-quantised
+    /// and grouped matrices, of which no row lies in one piece.
     #[must_use]
     pub const fn block(self) -> Option<Block> {
         let (elems, bytes) = match self {
@@ -155,16 +231,25 @@ impl DType {
             Self::Q4_1 => (32, 20),
             Self::Q8_0 => (32, 34),
             Self::Fx24 | Self::Fx16 | Self::Fx8 => return None,
+            Self::Vq3r | Self::Vq2r | Self::Vq4p | Self::Lut(..) => return None,
+            Self::Q8G | Self::Q4G | Self::Q3G => return None,
         };
         Some(Block { elems, bytes })
     }
 
-    /// Bytes of one row of `n` elements: as a file stores it, or, for quantised activations, as
-    /// [`FxLayout`] says. `None` if `n` is not a whole number of blocks or the product overflows.
+    /// Bytes of one row of `n` elements: as a file stores it, or, for quantised activations and lookup tables, as
+    /// [`FxLayout`] and [`LutLayout`] say. `None` if `n` is not a whole number of blocks, the product overflows, or
+    /// rows do not lie in one piece.
     #[must_use]
     pub fn row_bytes(self, n: u64) -> Option<u64> {
         if let Some(fx) = self.fx() {
             return Some(fx.row_bytes(usize::try_from(n).ok()?) as u64);
+        }
+        if let Some(lut) = self.lut() {
+            n.checked_mul(lut.entry_bytes(1) as u64)?;
+            return n
+                .is_multiple_of(VEC_DIM as u64)
+                .then_some(lut.slabs_bytes(usize::try_from(n).ok()?) as u64);
         }
         let block = self.block()?;
         if !n.is_multiple_of(u64::from(block.elems)) {
@@ -173,12 +258,26 @@ impl DType {
         (n / u64::from(block.elems)).checked_mul(u64::from(block.bytes))
     }
 
-    /// Decodes file bytes to f32: the reference decode of every weight format.
+    /// Bytes of a matrix of `rows` rows of `n` elements, all its pieces together: rows, or codes or indices and scales.
+    /// `None` as [`DType::row_bytes`].
+    #[must_use]
+    pub fn matrix_bytes(self, rows: u64, n: u64) -> Option<u64> {
+        if let Some(code) = self.vq() {
+            return code.index_bytes(rows, n)?.checked_add(rows.checked_mul(2)?);
+        }
+        let row = match self.grouped() {
+            Some(layout) => layout.row_bytes(n)?.checked_add(layout.scale_bytes(n))?,
+            None => self.row_bytes(n)?,
+        };
+        row.checked_mul(rows)
+    }
+
+    /// Decodes file bytes to f32: the reference decode of every format whose rows lie in one piece.
     ///
     /// `src`: whole blocks; `dst`: `f32[blocks · elems]`.
     ///
     /// # Panics
-    /// If the lengths disagree, or for dtypes that hold no weights (i32, quantised activations).
+    /// If the lengths disagree, or for dtypes without a block ([`DType::block`]) or of ids.
     pub fn decode(self, src: &[u8], dst: &mut [f32]) {
         let block = self.block().expect("a weight dtype");
         let n_blocks = dst.len() / block.elems as usize;
@@ -203,10 +302,26 @@ impl DType {
                     *y = d * f32::from(q.cast_signed());
                 }
             }
-            Self::I32 | Self::Fx24 | Self::Fx16 | Self::Fx8 => {
+            Self::I32 | Self::Fx24 | Self::Fx16 | Self::Fx8 | Self::Lut(..) => {
                 panic!("{} holds no weights", self.name())
             }
+            Self::Vq3r | Self::Vq2r | Self::Vq4p => panic!("{} needs codebooks", self.name()),
+            Self::Q8G | Self::Q4G | Self::Q3G => panic!("the scales of {} lie apart", self.name()),
         }
+    }
+}
+
+impl From<DType> for &'static str {
+    fn from(it: DType) -> Self {
+        it.name()
+    }
+}
+
+impl TryFrom<String> for DType {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        Self::from_name(&name).ok_or_else(|| format!("'{name}' is no dtype"))
     }
 }
 
@@ -310,13 +425,18 @@ impl FxLayout {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
     #[test]
     fn names_parse_back() {
         for it in DType::ALL {
             assert_eq!(DType::from_name(it.name()), Some(it));
+            let json = serde_json::to_string(&it).unwrap();
+            assert_eq!(json, format!("\"{}\"", it.name()));
+            assert_eq!(serde_json::from_str::<DType>(&json).unwrap(), it);
         }
+        assert!(serde_json::from_str::<DType>("\"lut5r_f32\"").is_err());
         for it in Math::ALL {
             assert_eq!(Math::from_name(it.name()), Some(it));
         }
@@ -340,5 +460,12 @@ mod tests {
         assert_eq!(DType::Q8_0.row_bytes(48), None);
         assert_eq!(DType::Q8_0.row_bytes(64), Some(68));
         assert_eq!(DType::Fx24.row_bytes(576), Some(FxLayout { planes: 3 }.row_bytes(576) as u64));
+        let lut = DType::Lut(VqCode::Vq4p, Tables::Fixed24);
+        assert_eq!(lut.row_bytes(576), Some(72 * 256 * 4 + 3 * 64), "two slabs of 32 positions and one of 8");
+        assert_eq!((lut.row_bytes(12), lut.row_bytes(1 << 60)), (None, None));
+        assert_eq!((DType::Vq3r.row_bytes(576), DType::Q4G.row_bytes(576)), (None, None));
+        assert_eq!(DType::Vq3r.matrix_bytes(65, 16), Some(128 * 2 * 3 + 130));
+        assert_eq!(DType::Q4G.matrix_bytes(3, 200), Some(3 * (128 + 4)));
+        assert_eq!(DType::Q8_0.matrix_bytes(3, 64), Some(204));
     }
 }

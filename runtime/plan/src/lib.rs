@@ -8,14 +8,19 @@
 
 pub mod dtype;
 pub mod file;
+pub mod grouped;
 pub mod ids;
 pub mod overlap;
 pub mod pack;
+pub mod record;
 pub mod schema;
 pub mod text;
 pub mod validate;
+pub mod vq;
 pub mod words;
 
 pub use dtype::{Block, DType, FX_GROUP, FxLayout, Math};
+pub use grouped::GroupedLayout;
 pub use pack::{LANES, Packing};
-pub use words::{Act, RopeStyle, Scoring, UnaryKind};
+pub use vq::{LutLayout, Tables, VqCode};
+pub use words::{Act, RopeStyle, Scoring, StateKind, UnaryKind};

@@ -12,7 +12,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::dtype::{DType, Math};
 use crate::pack::Packing;
-use crate::words::{Act, RopeStyle, UnaryKind};
+pub use crate::words::StateKind;
+
+mod step;
+
+pub use step::{GATHER_ROWS, MAX_HEAD_COLS, Operand, Place, RING_COLS, Rows, Situ, Step, StepKind, Tile};
 
 /// The version this build writes.
 pub const VERSION: u32 = 1;
@@ -34,6 +38,9 @@ pub struct Plan {
     pub sources: Vec<Source>,
     /// Every weight that a step reads.
     pub weights: Vec<Weight>,
+    /// Banks of expert records that stay in their files and are read when they are needed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub banks: Vec<Bank>,
     /// Every state.
     pub states: Vec<State>,
     /// The caller's arrays, in the io space.
@@ -100,7 +107,10 @@ pub struct Weight {
     pub name: String,
     /// Element type.
     pub dtype: DType,
-    /// Rows (1 for a vector).
+    /// Matrices side by side: one an expert or a head; 1 for an ordinary weight.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub bank: u32,
+    /// Rows of one matrix (1 for a vector).
     pub rows: u64,
     /// Columns.
     pub cols: u64,
@@ -112,8 +122,25 @@ pub struct Weight {
     pub offset: u64,
     /// CRC-32C of the packed bytes.
     pub crc32c: u32,
-    /// Stored tensors whose rows make this weight, one after the other.
+    /// Stored tensors whose rows make this weight, one after the other; of a bank, matrix by matrix.
     pub parts: Vec<Part>,
+    /// Where its matrices are in the records of a bank; such a weight has no bytes and no parts of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub records: Option<Records>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+const fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+const fn one() -> u32 {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+const fn is_one(n: &u32) -> bool {
+    *n == 1
 }
 
 impl Weight {
@@ -121,13 +148,58 @@ impl Weight {
     #[must_use]
     pub fn part_bytes(&self, index: usize) -> Option<u64> {
         let part = self.parts.get(index)?;
-        let elems = match (self.rows, self.parts.len()) {
-            (1, 1) => self.cols,
-            (1, _) => part.rows,
+        let elems = match (self.rows, self.bank, self.parts.len()) {
+            (1, 1, 1) => self.cols,
+            (1, 1, _) => part.rows,
             _ => part.rows.checked_mul(self.cols)?,
         };
-        part.stored.row_bytes(elems)
+        match part.stored.grouped() {
+            // Every row is filled up to whole groups.
+            Some(layout) => layout.row_bytes(self.cols)?.checked_mul(part.rows),
+            None => part.stored.row_bytes(elems),
+        }
     }
+
+    /// Stored bytes of the scales of part `index`, if they lie apart ([`Part::scales`]); `None` if there is no such part or size.
+    #[must_use]
+    pub fn scale_bytes(&self, index: usize) -> Option<u64> {
+        let part = self.parts.get(index)?;
+        part.stored.grouped()?.scale_bytes(self.cols).checked_mul(part.rows)
+    }
+
+    /// Bytes of one matrix in the weight's layout: all of an ordinary weight.
+    #[must_use]
+    pub const fn matrix_bytes(&self) -> u64 {
+        self.bytes / if self.bank == 0 { 1 } else { self.bank as u64 }
+    }
+}
+
+/// The records of one layer's experts: expert e's are the `bytes` bytes at `offset + e · bytes` of their file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bank {
+    /// The number of the layer in the model.
+    pub layer: u32,
+    /// Index into [`Plan::sources`].
+    pub source: u32,
+    /// Where expert 0's record begins.
+    pub offset: u64,
+    /// Bytes of a record, and from one to the next.
+    pub bytes: u64,
+    /// How many experts there are.
+    pub experts: u32,
+    /// The first codebook of the layer, as records must name it.
+    pub codebooks: u32,
+}
+
+/// Where the matrices of a vector-quantised weight lie in the records of a bank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Records {
+    /// Index into [`Plan::banks`].
+    pub bank: u32,
+    /// Where the index stream begins in a record.
+    pub indices: u64,
+    /// Where the scales `f16[rows]` begin in a record.
+    pub scales: u64,
 }
 
 /// A stored tensor, or the rows of one.
@@ -137,6 +209,9 @@ pub struct Part {
     pub source: u32,
     /// First byte.
     pub offset: u64,
+    /// First byte of the scales, where the format keeps them apart ([`crate::GroupedLayout`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scales: Option<u64>,
     /// Element type in the file.
     pub stored: DType,
     /// Rows of the weight that it makes.
@@ -154,38 +229,13 @@ pub struct State {
     pub dtype: DType,
     /// How it lies.
     pub kind: StateKind,
-    /// Rows, positions, heads, head width. Positions are a multiple of 32.
+    /// Of a cache: rows, positions (a multiple of 32), heads, head width. Of a recurrent state: rows and the three dimensions of
+    /// a row's part, such as heads, key width and value width.
     pub shape: [u32; 4],
     /// Bytes.
     pub bytes: u64,
     /// Byte offset in the state space.
     pub offset: u64,
-}
-
-/// How a state lies in memory (numerics §3): `[row][head][tile of 32 positions]`, then as the kind says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum StateKind {
-    /// A tile is `[d][32]`.
-    Keys,
-    /// A tile is `[32][d]`.
-    Values,
-}
-
-impl StateKind {
-    /// The word in IR text and plans.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Keys => "keys",
-            Self::Values => "values",
-        }
-    }
-    /// Parses the word.
-    #[must_use]
-    pub fn from_name(word: &str) -> Option<Self> {
-        [Self::Keys, Self::Values].into_iter().find(|it| it.name() == word)
-    }
 }
 
 /// Positions in one tile of a cache.
@@ -270,6 +320,12 @@ pub struct Memory {
     pub thread: u64,
     /// Tokenizer and other text, measured at compile.
     pub text: u64,
+    /// The expert cache: [`Memory::expert_slots`] records.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub experts: u64,
+    /// Records that the expert cache holds.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub expert_slots: u64,
     /// The most bytes that are live in scratch at one step: no placement can be smaller.
     pub scratch_lower_bound: u64,
     /// The heuristic that gave the smallest arena.
@@ -285,7 +341,8 @@ impl Memory {
     pub const fn peak(&self) -> u64 {
         let fixed =
             self.weights.saturating_add(self.states).saturating_add(self.scratch).saturating_add(self.io);
-        fixed.saturating_add(self.thread.saturating_mul(PEAK_THREADS)).saturating_add(self.text)
+        let text = self.text.saturating_add(self.experts);
+        fixed.saturating_add(self.thread.saturating_mul(PEAK_THREADS)).saturating_add(text)
     }
 }
 
@@ -300,254 +357,4 @@ pub struct Program {
     pub want: u32,
     /// What runs, in order.
     pub steps: Vec<Step>,
-}
-
-/// A unit of execution.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Step {
-    /// What it does.
-    pub kind: StepKind,
-    /// What it reads, in the order of the op's present operands (states excepted: see the kind).
-    pub reads: Vec<Operand>,
-    /// What it writes.
-    pub writes: Vec<Operand>,
-    /// How its work is cut.
-    pub tile: Tile,
-    /// Whether all threads meet before it.
-    pub barrier: bool,
-    /// The op of the final graph that it carries out.
-    pub op: u32,
-}
-
-impl Step {
-    /// Scratch that one thread needs for a tile: the product of a linear with a residual, both products of a gated one and a
-    /// row of either form for its quantised result, a row of a norm and a missing bias, scores and sums of attention.
-    ///
-    /// `tokens`, `want`: the largest call of the program.
-    #[must_use]
-    pub fn thread_bytes(&self, tokens: u32, want: u32) -> u64 {
-        let most = self.writes.first().map_or(0, |it| it.rows.count(tokens, want));
-        let (rows, cols) = (u64::from(self.tile.rows).min(most), u64::from(self.tile.cols));
-        let x_cols = self.reads.first().map_or(0, |it| u64::from(it.cols));
-        let tile = rows.saturating_mul(cols).saturating_mul(4);
-        let bytes = match self.kind {
-            StepKind::Linear { residual: true, .. } => tile,
-            StepKind::LinearGlu { quant, .. } => {
-                let fx = quant.and_then(Math::act_dtype).and_then(|it| it.row_bytes(cols)).unwrap_or(0);
-                tile.saturating_mul(2).saturating_add((cols * 4).next_multiple_of(64)).saturating_add(fx)
-            }
-            StepKind::RmsNorm { quant: Some(_), .. } => x_cols * 4,
-            StepKind::LayerNorm { .. } => x_cols * 8,
-            StepKind::Attention { .. } => {
-                tile.saturating_mul(2).saturating_add(rows.saturating_mul(u64::from(KV_TILE) + 16) * 4)
-            }
-            _ => 0,
-        };
-        bytes.checked_next_multiple_of(64).unwrap_or(u64::MAX)
-    }
-}
-
-/// How a step's work is cut into tiles: row blocks × column blocks of the (first) result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tile {
-    /// Rows a tile.
-    pub rows: u32,
-    /// Columns a tile; a multiple of 16, or all columns.
-    pub cols: u32,
-}
-
-/// What a step does; one variant a kernel family.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum StepKind {
-    /// reads: ids, table.
-    Embed,
-    /// reads: x.
-    QuantAct {
-        /// The arithmetic.
-        math: Math,
-    },
-    /// reads: x, w, then bias and residual if present. May write over the residual.
-    Linear {
-        /// After the bias.
-        act: Act,
-        /// Whether a bias is read.
-        bias: bool,
-        /// Whether a residual is read.
-        residual: bool,
-    },
-    /// reads: x, gate, up.
-    LinearGlu {
-        /// On the gate.
-        act: Act,
-        /// Quantised result.
-        quant: Option<Math>,
-    },
-    /// reads: lhs, rhs. May write over either.
-    Add,
-    /// reads: lhs, rhs. May write over either.
-    Mul,
-    /// reads: x. May write over it.
-    Unary {
-        /// The function.
-        kind: UnaryKind,
-    },
-    /// reads: gate, up. May write over either.
-    Glu {
-        /// On the gate.
-        act: Act,
-    },
-    /// reads: x, w.
-    RmsNorm {
-        /// Inside the root.
-        eps: f32,
-        /// Quantised result.
-        quant: Option<Math>,
-    },
-    /// reads: x, w, then b if present.
-    LayerNorm {
-        /// Inside the root.
-        eps: f32,
-        /// Whether a bias is read.
-        bias: bool,
-        /// Quantised result.
-        quant: Option<Math>,
-    },
-    /// reads: pos, then factors if present.
-    RopeAngles {
-        /// Radians a position, one per rotated pair; computed at compile with `libm`.
-        freqs: Vec<f64>,
-        /// Whether divisors of the frequencies are read.
-        factors: bool,
-    },
-    /// reads: x, angles. May write over x.
-    Rope {
-        /// Width of a head.
-        head_dim: u32,
-        /// Which elements turn together.
-        style: RopeStyle,
-    },
-    /// reads: x, row, pos. writes: the state.
-    KvAppend,
-    /// reads: q, keys state, values state, row, pos.
-    Attention {
-        /// Factor of the scores.
-        scale: f32,
-        /// Query heads.
-        heads: u32,
-    },
-    /// reads: x, want.
-    SelectRows,
-    /// reads: x.
-    Argmax,
-    /// reads: x.
-    FiniteCheck,
-}
-
-/// The number of rows of an operand in one call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Rows {
-    /// A constant.
-    Fixed(u32),
-    /// This many for each token of the call.
-    Tokens(u32),
-    /// This many for each wanted row of the call.
-    Want(u32),
-}
-
-impl Rows {
-    /// The count in a call of `tokens` tokens and `want` wanted rows.
-    #[must_use]
-    pub const fn count(self, tokens: u32, want: u32) -> u64 {
-        match self {
-            Self::Fixed(n) => n as u64,
-            Self::Tokens(n) => n as u64 * tokens as u64,
-            Self::Want(n) => n as u64 * want as u64,
-        }
-    }
-}
-
-/// A matrix that a step reads or writes: rows of `cols` elements, `stride` bytes apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Operand {
-    /// The space and where in it.
-    pub place: Place,
-    /// Element type.
-    pub dtype: DType,
-    /// How many rows.
-    pub rows: Rows,
-    /// Columns.
-    pub cols: u32,
-    /// Bytes from one row to the next (0 for weights and states: they have layouts of their own).
-    pub stride: u64,
-}
-
-/// A place in one of the four spaces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Place {
-    /// Byte offset in the scratch arena.
-    Scratch(u64),
-    /// Byte offset in the io space.
-    Io(u64),
-    /// Index into [`Plan::weights`].
-    Weight(u32),
-    /// Index into [`Plan::states`].
-    State(u32),
-}
-
-impl Operand {
-    /// Bytes of one row, without the gap to the next.
-    #[must_use]
-    pub fn row_bytes(&self) -> Option<u64> {
-        self.dtype.row_bytes(u64::from(self.cols))
-    }
-
-    /// Bytes from the first to the last of `n` rows; `None` on overflow.
-    #[must_use]
-    pub fn span(&self, n: u64) -> Option<u64> {
-        if n == 0 {
-            return Some(0);
-        }
-        (n - 1).checked_mul(self.stride)?.checked_add(self.row_bytes()?)
-    }
-}
-
-impl StepKind {
-    /// The name of the kernel family.
-    #[must_use]
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::Embed => "embed",
-            Self::QuantAct { .. } => "quant_act",
-            Self::Linear { .. } => "linear",
-            Self::LinearGlu { .. } => "linear_glu",
-            Self::Add => "add",
-            Self::Mul => "mul",
-            Self::Unary { .. } => "unary",
-            Self::Glu { .. } => "glu",
-            Self::RmsNorm { .. } => "rms_norm",
-            Self::LayerNorm { .. } => "layer_norm",
-            Self::RopeAngles { .. } => "rope_angles",
-            Self::Rope { .. } => "rope",
-            Self::KvAppend => "kv_append",
-            Self::Attention { .. } => "attention",
-            Self::SelectRows => "select_rows",
-            Self::Argmax => "argmax",
-            Self::FiniteCheck => "finite_check",
-        }
-    }
-
-    /// Reads that write 0 may lie exactly over: same place, stride, dtype and columns.
-    #[must_use]
-    pub const fn in_place(&self) -> &'static [usize] {
-        match self {
-            Self::Linear { residual: true, bias: true, .. } => &[3],
-            Self::Linear { residual: true, bias: false, .. } => &[2],
-            Self::Add | Self::Mul | Self::Glu { .. } => &[0, 1],
-            Self::Unary { .. } | Self::Rope { .. } => &[0],
-            _ => &[],
-        }
-    }
 }

@@ -19,8 +19,9 @@
 //! ```
 //!
 //! An operand is `place:dtype[rows,cols]/stride`: places are `s[..]` scratch, `io[..]`, `w0` a weight, `st0` a state;
-//! rows are `7`, `T`, `3*T`, `R` or `3*R`; a stride of 0 is left out. `|` marks a barrier before the step, `^T` a part
-//! that its file holds transposed.
+//! rows are `7`, `T`, `3*T`, `R` or `3*R`; a stride of 0 is left out. A weight `f32[8,32,16]` is a bank of 8 matrices. `|` marks a barrier before the step, `~` a step
+//! in a loop over experts, `^T` a part that its file holds transposed. `bank b0 layer 3 codebooks 27 = @4[0x0] experts 8 bytes 4096` is a bank of records,
+//! `= b0[0x30,0x900]` a weight with indices and scales in them.
 //!
 //! Invariants: `parse(&print(p)) == p` for every plan whose floats are finite; the parser never recurses, and allocates
 //! in proportion to its input. Deliberately absent: any judgement of what it reads ([`crate::validate`]).

@@ -6,16 +6,18 @@
 //! - each step's operands have the number, dtypes and shapes that its kind takes, no step writes a weight or an input, and
 //!   a result lies over an operand only where the kind allows it;
 //! - indices that a kernel follows (token, row, position, wanted token) come from the caller's ports, never from memory
-//!   that a plan can leave unset.
+//!   that a plan can leave unset; only expert numbers come from scratch, and the executor bounds those as it follows them.
 //!
 //! So a hostile plan gets an error, never a fault. Deliberately absent: whether the plan computes the model (`codegen::check`).
 
+mod experts;
+mod family;
 mod space;
 mod step;
 
 use std::fmt;
 
-use crate::schema::{Plan, PortName, Program, VERSION, Weight};
+use crate::schema::{Plan, PortName, Program, StateKind, VERSION, Weight};
 use crate::{DType, Packing};
 
 /// Most steps of all programs together.
@@ -48,6 +50,8 @@ pub enum At {
     Plan,
     /// A source by index.
     Source(usize),
+    /// A bank by index.
+    Bank(usize),
     /// A weight by index.
     Weight(usize),
     /// A state by index.
@@ -70,6 +74,7 @@ impl fmt::Display for At {
         match self {
             Self::Plan => f.write_str("plan"),
             Self::Source(i) => write!(f, "source {i}"),
+            Self::Bank(i) => write!(f, "bank {i}"),
             Self::Weight(i) => write!(f, "weight {i}"),
             Self::State(i) => write!(f, "state {i}"),
             Self::Port(i) => write!(f, "port {i}"),
@@ -89,6 +94,7 @@ pub fn validate(plan: &Plan) -> Result<(), Vec<ValidateError>> {
     if report.errors.is_empty() {
         options(plan, &mut report);
         sources(plan, &mut report);
+        experts::banks(plan, &mut report);
         weights(plan, &mut report);
         states(plan, &mut report);
         ports(plan, &mut report);
@@ -138,6 +144,7 @@ fn counts(plan: &Plan, report: &mut Report) {
     report.check(At::Plan, version);
     report.check(At::Plan, most("sources", plan.sources.len(), MAX_ENTITIES));
     report.check(At::Plan, most("weights", plan.weights.len(), MAX_ENTITIES));
+    report.check(At::Plan, most("banks", plan.banks.len(), MAX_ENTITIES));
     report.check(At::Plan, most("states", plan.states.len(), MAX_ENTITIES));
     report.check(At::Plan, most("ports", plan.ports.len(), PortName::ALL.len()));
     report.check(At::Plan, most("programs", plan.programs.len(), 16));
@@ -161,6 +168,7 @@ fn options(plan: &Plan, report: &mut Report) {
         ("io", memory.io),
         ("thread", memory.thread),
         ("text", memory.text),
+        ("experts", memory.experts),
     ];
     for (name, bytes) in spaces {
         let bounded =
@@ -209,23 +217,30 @@ fn weights(plan: &Plan, report: &mut Report) {
 fn weight(plan: &Plan, i: usize) -> Checked {
     let it = &plan.weights[i];
     let dtype = it.dtype.name();
+    if let Some(records) = it.records {
+        return experts::weight(plan, it, records);
+    }
     ensure(it.dtype.is_float() || it.dtype.is_integer_weight(), || format!("{dtype} holds no weights"))?;
     for (name, n) in [("rows", it.rows), ("cols", it.cols)] {
         ensure((1..=u64::from(u32::MAX)).contains(&n), || format!("{name} = {n}, expected 1 … 2^32 − 1"))?;
     }
-    let row =
-        it.dtype.row_bytes(it.cols).ok_or_else(|| format!("{} columns are no blocks of {dtype}", it.cols))?;
-    let expected = if it.packing == Packing::Plain {
-        it.rows.checked_mul(row)
+    ensure(it.bank >= 1, || "a bank of no matrices".into())?;
+    let bank = u64::from(it.bank);
+    let unit = if it.dtype.grouped().is_some() { 32 } else { it.dtype.block().map_or(1, |it| it.elems) };
+    ensure(it.cols.is_multiple_of(unit.into()), || format!("{} columns are no blocks of {dtype}", it.cols))?;
+    let matrix = if it.packing == Packing::Plain {
+        it.dtype.row_bytes(it.cols).and_then(|row| it.rows.checked_mul(row))
     } else {
-        ensure(Packing::of(it.dtype) == Some(it.packing), || {
+        let is_books = it.packing == Packing::Columns && it.dtype == DType::F32;
+        ensure(is_books || Packing::of(it.dtype) == Some(it.packing), || {
             format!("{dtype} packed as {}", it.packing.name())
         })?;
         it.packing.bytes(it.rows, it.cols)
     };
+    let expected = matrix.and_then(|it| it.checked_mul(bank));
     ensure(expected == Some(it.bytes), || {
         format!(
-            "{} bytes, but {} × {} of {dtype} as {} take {expected:?}",
+            "{} bytes, but {bank} × {} × {} of {dtype} as {} take {expected:?}",
             it.bytes,
             it.rows,
             it.cols,
@@ -240,27 +255,36 @@ fn weight(plan: &Plan, i: usize) -> Checked {
 fn parts(plan: &Plan, it: &Weight) -> Checked {
     let dtype = it.dtype.name();
     let is_one_row = it.rows == 1 && it.parts.len() == 1 && it.parts[0].rows == 1;
-    let is_vector = it.rows == 1 && !is_one_row;
+    let is_vector = it.rows == 1 && it.bank == 1 && !is_one_row;
     let mut sum = 0u64;
     for part in &it.parts {
         let source = plan.sources.get(part.source as usize);
         let source = source.ok_or_else(|| format!("source {} of {}", part.source, plan.sources.len()))?;
         let stored = part.stored.name();
-        let is_widened = it.dtype == DType::F32 && part.stored.is_float();
+        let is_apart = part.stored.grouped().is_some();
+        let is_widened = it.dtype == DType::F32 && (part.stored.is_float() || is_apart);
         ensure(part.stored == it.dtype || is_widened, || format!("{stored} stored for a weight of {dtype}"))?;
         ensure(!part.transposed || part.stored.is_float(), || format!("a transposed part of {stored}"))?;
         let (rows, cols) = if is_vector { (1, part.rows) } else { (part.rows, it.cols) };
-        let bytes = part.stored.row_bytes(cols).and_then(|row| row.checked_mul(rows));
-        let end = bytes.and_then(|it| it.checked_add(part.offset));
-        ensure(end.is_some_and(|end| end <= source.bytes), || {
-            format!(
-                "{rows} × {cols} of {stored} at byte {} leave a source of {} bytes",
-                part.offset, source.bytes
-            )
-        })?;
+        let lies_inside = |row: Option<u64>, at: u64| {
+            let end = row.and_then(|it| it.checked_mul(rows)?.checked_add(at));
+            ensure(end.is_some_and(|end| end <= source.bytes), || {
+                format!("{rows} × {cols} of {stored} at byte {at} leave a source of {} bytes", source.bytes)
+            })
+        };
+        match (part.stored.grouped(), part.scales) {
+            (None, None) => lies_inside(part.stored.row_bytes(cols), part.offset)?,
+            (Some(layout), Some(scales)) if !is_vector => {
+                lies_inside(layout.row_bytes(cols), part.offset)?;
+                lies_inside(Some(layout.scale_bytes(cols)), scales)?;
+            }
+            (None, Some(_)) => return Err(format!("{stored} has no scales apart")),
+            (Some(_), _) => return Err(format!("a part of {stored} must be a matrix with scales apart")),
+        }
         sum = sum.saturating_add(part.rows);
     }
-    let (what, whole) = if is_vector { ("elements", it.cols) } else { ("rows", it.rows) };
+    let (what, whole) =
+        if is_vector { ("elements", it.cols) } else { ("rows", it.rows.saturating_mul(u64::from(it.bank))) };
     ensure(sum == whole, || format!("the parts have {sum} {what}, the weight {whole}"))
 }
 
@@ -272,12 +296,20 @@ fn states(plan: &Plan, report: &mut Report) {
     space::disjoint(ranges, plan.memory.states, At::State, report);
 }
 
-/// A cache has room for every row and position that the options promise.
+/// A state has room for every row that the options promise, a cache for every position too.
 fn state(plan: &Plan, i: usize) -> Checked {
     let it = &plan.states[i];
     let [rows, positions, heads, d] = it.shape;
-    ensure(is_cache_dtype(it.dtype), || format!("a cache of {}, expected f32 or f16", it.dtype.name()))?;
     ensure(rows == plan.options.batch, || format!("{rows} rows, the options say {}", plan.options.batch))?;
+    if it.kind == StateKind::Recurrent {
+        ensure(it.dtype == DType::F32, || format!("a recurrent state of {}", it.dtype.name()))?;
+        ensure(it.shape.iter().all(|it| *it > 0), || format!("a recurrent state of {:?}", it.shape))?;
+        let expected = it.shape.iter().try_fold(8u64, |n, it| n.checked_mul(u64::from(*it)));
+        return ensure(expected == Some(it.bytes), || {
+            format!("{} bytes, both halves of the shape take {expected:?}", it.bytes)
+        });
+    }
+    ensure(is_cache_dtype(it.dtype), || format!("a cache of {}, expected f32 or f16", it.dtype.name()))?;
     ensure(positions.is_multiple_of(crate::schema::KV_TILE), || {
         format!("{positions} positions, expected a multiple of {}", crate::schema::KV_TILE)
     })?;
@@ -332,6 +364,7 @@ fn programs(plan: &Plan, report: &mut Report) {
         return;
     }
     for (i, program) in plan.programs.iter().enumerate() {
+        experts::loops(plan, i, program, report);
         for (j, it) in program.steps.iter().enumerate() {
             report.check(At::Step { program: i, step: j }, step::check(plan, program, it));
             if report.is_full() {

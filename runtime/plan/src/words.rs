@@ -1,4 +1,4 @@
-//! The small closed vocabularies that ops and steps share: activations, elementwise functions, rotary styles.
+//! The small closed vocabularies that ops and steps share: activations, elementwise functions, rotary styles, kinds of state.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +23,7 @@ macro_rules! words {
         }
     };
 }
+pub(crate) use words;
 
 words! {
     /// An elementwise activation.
@@ -37,6 +38,8 @@ words! {
         GeluErf = "gelu_erf",
         /// max(x, 0).
         Relu = "relu",
+        /// Of a gate g and its partner u: β tanh(g/β) sigmoid(g) · λ tanh(u/λ), or · u where λ = 0. Kimi K3; only gated ops know β and λ.
+        Situ = "situ",
     }
 }
 
@@ -95,5 +98,17 @@ words! {
         Softmax = "softmax",
         /// Sigmoid of each logit.
         Sigmoid = "sigmoid",
+    }
+}
+
+words! {
+    /// What a state holds and how it lies in memory. A cache (numerics §3) is `[row][head][tile of 32 positions]`, then as its kind says.
+    StateKind {
+        /// A cache; a tile is `[d][32]`.
+        Keys = "keys",
+        /// A cache; a tile is `[32][d]`.
+        Values = "values",
+        /// What a recurrence carries from token to token, row-major and double-buffered (numerics §5).
+        Recurrent = "recurrent",
     }
 }

@@ -8,10 +8,10 @@ use waste_kernels::{RowsF32, TileMut};
 use waste_plan::DType;
 use waste_plan::schema::{KV_TILE, Operand, Place, State, StateKind, Step};
 
-use super::{Exec, Part};
+use super::{Exec, Part, runs};
 
 /// Most queries of one kernel call: bounds a small array on the stack.
-const MAX_QUERIES: usize = 64;
+pub(super) const MAX_QUERIES: usize = 64;
 
 /// The geometry of a cache.
 #[derive(Clone, Copy, Debug)]
@@ -35,12 +35,12 @@ impl CacheShape {
     }
 
     /// Where head `head` of row `row` begins.
-    fn head_at(self, row: usize, head: usize) -> usize {
+    pub(super) fn head_at(self, row: usize, head: usize) -> usize {
         (row * self.heads + head) * self.head_elems()
     }
 }
 
-fn state_id(operand: &Operand) -> u32 {
+pub(super) fn state_id(operand: &Operand) -> u32 {
     match operand.place {
         Place::State(id) => id,
         Place::Scratch(_) | Place::Io(_) | Place::Weight(_) => panic!("{:?} is no state", operand.place),
@@ -75,6 +75,7 @@ impl Exec<'_> {
                     (_, StateKind::Values) => {
                         self.table.kv_write_v_f32(self.spaces.state_mut::<f32>(id, at..at + tile), lane, x);
                     }
+                    (_, StateKind::Recurrent) => unreachable!("validated caches"),
                 }
             }
         }
@@ -85,21 +86,16 @@ impl Exec<'_> {
         let (row, pos) = (&step.reads[3], &step.reads[4]);
         let rows = self.spaces.i32s(row, part.rows.end);
         let positions = self.spaces.i32s(pos, part.rows.end);
-        let mut from = part.rows.start;
-        while from < part.rows.end {
-            let same = rows[from..part.rows.end].iter().take_while(|it| **it == rows[from]).count();
-            let run = from..from + same.min(MAX_QUERIES);
+        for (row, run) in runs(rows, part.rows, MAX_QUERIES) {
             let mut n_pos = [0u32; MAX_QUERIES];
             for (n, pos) in n_pos.iter_mut().zip(&positions[run.clone()]) {
                 *n = u32::try_from(*pos + 1).expect("the session checks positions");
             }
-            let row = usize::try_from(rows[from]).expect("the session checks rows");
             let block = Queries { step, run: run.clone(), row, n_pos: &n_pos[..run.len()], scale, heads };
             let width = step.writes[0].cols as usize / heads;
             for head in part.cols.start / width..part.cols.end / width {
                 self.attend(&block, head, scratch);
             }
-            from = run.end;
         }
     }
 

@@ -1,7 +1,9 @@
 //! Linears: packed weight blocks times activations, then the epilogue on the tile while it is in the first-level cache.
 
-use waste_kernels::{FxRowMut, KernelTable, TileMut};
-use waste_plan::schema::{Operand, Place, Plan, Step, StepKind};
+use std::ops::Range;
+
+use waste_kernels::{FxRowMut, FxRows, KernelTable, RowsF32, TileMut};
+use waste_plan::schema::{Operand, Place, Plan, Situ, Step, StepKind};
 use waste_plan::{Act, DType, FX_GROUP, LANES, Packing};
 
 use super::{Exec, Part, act_kernel};
@@ -19,7 +21,16 @@ pub(crate) fn has_kernel(packing: Packing, x: DType) -> bool {
 /// The packing of every linear of `plan` for which there is no kernel, by weight index.
 pub(crate) fn missing_kernels(plan: &Plan) -> Vec<(usize, DType)> {
     let steps = plan.programs.iter().flat_map(|it| &it.steps);
-    let linears = steps.filter(|it| matches!(it.kind, StepKind::Linear { .. } | StepKind::LinearGlu { .. }));
+    let linears = steps.filter(|it| {
+        matches!(
+            it.kind,
+            StepKind::Linear { .. }
+                | StepKind::LinearGlu { .. }
+                | StepKind::HeadLinear
+                | StepKind::ExpertLinear { .. }
+                | StepKind::ExpertGlu { .. }
+        )
+    });
     linears
         .filter_map(|step| match step.reads[1].place {
             Place::Weight(id) => Some((id as usize, step.reads[0].dtype)),
@@ -27,6 +38,18 @@ pub(crate) fn missing_kernels(plan: &Plan) -> Vec<(usize, DType)> {
         })
         .filter(|(id, x)| !has_kernel(plan.weights[*id].packing, *x))
         .collect()
+}
+
+/// What a linear multiplies: rows of f32, or of activations quantised to a dtype.
+pub(super) enum X<'a> {
+    F32(RowsF32<'a>),
+    Fx(FxRows<'a>, DType),
+}
+
+/// The packed blocks that hold rows `cols` of a weight with k inputs.
+pub(super) fn columns_of<'a>(w: &'a [u8], packing: Packing, k: usize, cols: &Range<usize>) -> &'a [u8] {
+    let block = packing.block_bytes(k);
+    &w[cols.start / LANES * block..cols.end.div_ceil(LANES) * block]
 }
 
 impl Exec<'_> {
@@ -63,7 +86,13 @@ impl Exec<'_> {
     }
 
     /// Scratch: both products, and for a quantised result one row of each form.
-    pub(super) fn linear_glu(&self, step: &Step, part: Part, (act, quant): (Act, bool), scratch: &mut [f32]) {
+    pub(super) fn linear_glu(
+        &self,
+        step: &Step,
+        part: Part,
+        (act, situ, quant): (Act, Situ, bool),
+        scratch: &mut [f32],
+    ) {
         let (rows, cols) = (part.rows.len(), part.cols.len());
         let (gate, scratch) = scratch.split_at_mut(rows * cols);
         let (up, scratch) = scratch.split_at_mut(rows * cols);
@@ -74,18 +103,24 @@ impl Exec<'_> {
         let out = &step.writes[0];
         if !quant {
             let mut y = self.spaces.tile(out, part.rows, part.cols);
-            (0..rows).for_each(|t| self.glu(act, gate.row_mut(t), up.row_mut(t), y.row_mut(t)));
+            (0..rows).for_each(|t| self.glu((act, situ), gate.row_mut(t), up.row_mut(t), y.row_mut(t)));
             return;
         }
         let (y, fx) = scratch.split_at_mut(cols.next_multiple_of(LANES));
         for t in 0..rows {
-            self.glu(act, gate.row_mut(t), up.row_mut(t), &mut y[..cols]);
+            self.glu((act, situ), gate.row_mut(t), up.row_mut(t), &mut y[..cols]);
             self.quantise_groups(&y[..cols], out, (part.rows.start + t, part.cols.start), fx);
         }
     }
 
     /// Quantises whole groups of a row: columns from `start` on, through a row of their own in `fx`.
-    fn quantise_groups(&self, x: &[f32], out: &Operand, (row, start): (usize, usize), fx: &mut [f32]) {
+    pub(super) fn quantise_groups(
+        &self,
+        x: &[f32],
+        out: &Operand,
+        (row, start): (usize, usize),
+        fx: &mut [f32],
+    ) {
         let layout = out.dtype.fx().expect("a validated fx operand");
         let n = out.cols as usize;
         let bytes = &mut bytes_of_mut(fx)[..layout.row_bytes(x.len())];
@@ -124,39 +159,48 @@ impl Exec<'_> {
         let (x, weight) = (&step.reads[0], &step.reads[slot]);
         let k = x.cols as usize;
         let packing = self.spaces.packing_of(weight);
-        let block = packing.block_bytes(k);
-        let blocks = part.cols.start / LANES * block..part.cols.end.div_ceil(LANES) * block;
-        let w = &self.spaces.weight_of(weight)[blocks];
-        self.multiply(packing, w, x, part, y);
+        let w = columns_of(self.spaces.weight_of(weight), packing, k, &part.cols);
+        self.multiply(packing, w, &self.activations(x, part.rows.clone()), y);
     }
 
-    fn multiply(&self, packing: Packing, w: &[u8], x: &Operand, part: &Part, y: &mut TileMut<'_>) {
-        let k = x.cols as usize;
-        let table: &KernelTable = self.table;
+    /// Rows of an operand that a linear multiplies.
+    pub(super) fn activations(&self, x: &Operand, rows: Range<usize>) -> X<'_> {
         if x.dtype == DType::F32 {
-            let x = self.spaces.f32_rows(x, part.rows.clone());
-            return match packing {
-                Packing::F32 => table.linear_f32_f32(w, k, &x, y),
-                Packing::F16 => table.linear_f16_f32(w, k, &x, y),
-                Packing::BF16 => table.linear_bf16_f32(w, k, &x, y),
-                Packing::W8 => table.linear_w8_f32(w, k, &x, y),
-                Packing::W4 => table.linear_w4_f32(w, k, &x, y),
-                Packing::W4M => table.linear_w4m_f32(w, k, &x, y),
-                Packing::Plain => unreachable!("resolved at open"),
-            };
+            X::F32(self.spaces.f32_rows(x, rows))
+        } else {
+            X::Fx(self.spaces.fx_rows(x, rows), x.dtype)
         }
-        let dtype = x.dtype;
-        let x = self.spaces.fx_rows(x, part.rows.clone());
+    }
+
+    /// y = x · wᵀ over the packed blocks `w`.
+    pub(super) fn multiply(&self, packing: Packing, w: &[u8], x: &X<'_>, y: &mut TileMut<'_>) {
+        let table: &KernelTable = self.table;
+        let (x, dtype) = match x {
+            X::F32(x) => {
+                let k = x.cols();
+                return match packing {
+                    Packing::F32 => table.linear_f32_f32(w, k, x, y),
+                    Packing::F16 => table.linear_f16_f32(w, k, x, y),
+                    Packing::BF16 => table.linear_bf16_f32(w, k, x, y),
+                    Packing::W8 => table.linear_w8_f32(w, k, x, y),
+                    Packing::W4 => table.linear_w4_f32(w, k, x, y),
+                    Packing::W4M => table.linear_w4m_f32(w, k, x, y),
+                    Packing::Plain => unreachable!("resolved at open"),
+                };
+            }
+            X::Fx(x, dtype) => (x, *dtype),
+        };
+        let k = x.n();
         match (packing, dtype) {
-            (Packing::W8, DType::Fx24) => table.linear_w8_fixed24(w, k, &x, y),
-            (Packing::W8, DType::Fx16) => table.linear_w8_fixed16(w, k, &x, y),
-            (Packing::W8, DType::Fx8) => table.linear_w8_fixed8(w, k, &x, y),
-            (Packing::W4, DType::Fx24) => table.linear_w4_fixed24(w, k, &x, y),
-            (Packing::W4, DType::Fx16) => table.linear_w4_fixed16(w, k, &x, y),
-            (Packing::W4, DType::Fx8) => table.linear_w4_fixed8(w, k, &x, y),
-            (Packing::W4M, DType::Fx24) => table.linear_w4m_fixed24(w, k, &x, y),
-            (Packing::W4M, DType::Fx16) => table.linear_w4m_fixed16(w, k, &x, y),
-            (Packing::W4M, DType::Fx8) => table.linear_w4m_fixed8(w, k, &x, y),
+            (Packing::W8, DType::Fx24) => table.linear_w8_fixed24(w, k, x, y),
+            (Packing::W8, DType::Fx16) => table.linear_w8_fixed16(w, k, x, y),
+            (Packing::W8, DType::Fx8) => table.linear_w8_fixed8(w, k, x, y),
+            (Packing::W4, DType::Fx24) => table.linear_w4_fixed24(w, k, x, y),
+            (Packing::W4, DType::Fx16) => table.linear_w4_fixed16(w, k, x, y),
+            (Packing::W4, DType::Fx8) => table.linear_w4_fixed8(w, k, x, y),
+            (Packing::W4M, DType::Fx24) => table.linear_w4m_fixed24(w, k, x, y),
+            (Packing::W4M, DType::Fx16) => table.linear_w4m_fixed16(w, k, x, y),
+            (Packing::W4M, DType::Fx8) => table.linear_w4m_fixed8(w, k, x, y),
             _ => unreachable!("resolved at open"),
         }
     }

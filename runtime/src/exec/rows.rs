@@ -108,7 +108,7 @@ impl Exec<'_> {
     }
 
     /// Brings operand 0 to where the result is, for kernels that work in place.
-    fn copy_unless_in_place(&self, step: &Step, part: &Part) {
+    pub(super) fn copy_unless_in_place(&self, step: &Step, part: &Part) {
         let (x, out) = (&step.reads[0], &step.writes[0]);
         if x.place == out.place {
             return;
@@ -180,16 +180,48 @@ impl Exec<'_> {
         }
     }
 
-    pub(super) fn rope(&self, step: &Step, part: Part, head_dim: usize, style: RopeStyle) {
+    /// Rows may be several a token; `skip`: elements before the part of a head that turns.
+    pub(super) fn rope(&self, step: &Step, part: Part, (head_dim, skip): (usize, usize), style: RopeStyle) {
         self.copy_unless_in_place(step, &part);
+        let each = self.call.rows(step.writes[0].rows) / self.call.rows(step.reads[1].rows).max(1);
         let mut y = self.spaces.tile(&step.writes[0], part.rows.clone(), part.cols);
         for (i, t) in part.rows.enumerate() {
-            let angles = self.spaces.f32_row(&step.reads[1], t);
+            let angles = self.spaces.f32_row(&step.reads[1], t / each.max(1));
             let (cos, sin) = angles.split_at(angles.len() / 2);
-            match style {
-                RopeStyle::Half => self.table.rope_half(y.row_mut(i), head_dim, cos, sin),
-                RopeStyle::Pair => self.table.rope_pair(y.row_mut(i), head_dim, cos, sin),
+            // The kernels turn the first elements of a head; the last head ends with its own.
+            let x = &mut y.row_mut(i)[skip..];
+            let turn = |x: &mut [f32], head_dim: usize| match style {
+                RopeStyle::Half => self.table.rope_half(x, head_dim, cos, sin),
+                RopeStyle::Pair => self.table.rope_pair(x, head_dim, cos, sin),
+            };
+            if skip == 0 {
+                turn(x, head_dim);
+                continue;
             }
+            for head in x.chunks_mut(head_dim) {
+                let len = angles.len().min(head.len());
+                turn(&mut head[..len], len);
+            }
+        }
+    }
+
+    pub(super) fn concat(&self, step: &Step, part: Part) {
+        let (lhs, rhs) = (&step.reads[0], &step.reads[1]);
+        let mut y = self.spaces.tile(&step.writes[0], part.rows.clone(), part.cols);
+        for (i, t) in part.rows.enumerate() {
+            let (left, right) = y.row_mut(i).split_at_mut(lhs.cols as usize);
+            left.copy_from_slice(self.spaces.f32_row(lhs, t));
+            right.copy_from_slice(self.spaces.f32_row(rhs, t));
+        }
+    }
+
+    pub(super) fn attn_res_mix(&self, step: &Step, part: Part, eps: f32, blocks: bool) {
+        let (norm, proj) = (self.spaces.f32_row(&step.reads[1], 0), self.spaces.f32_row(&step.reads[2], 0));
+        let mut y = self.spaces.tile(&step.writes[0], part.rows.clone(), part.cols);
+        for (i, t) in part.rows.enumerate() {
+            let x = self.spaces.f32_row(&step.reads[0], t);
+            let blocks = if blocks { self.spaces.f32_row(&step.reads[3], t) } else { &[] };
+            self.table.attn_res_mix(blocks, x, norm, proj, eps, y.row_mut(i));
         }
     }
 

@@ -4,9 +4,11 @@ use waste_ir::{Act, ModelInfo, RopeStyle};
 
 use crate::formats::{Format, FormatError, Meta, ModelFiles};
 
-use super::Variant;
+use super::names::{GGUF, HF, MIXTRAL, Names};
+use super::{Variant, experts};
 use crate::models::Result;
-use crate::models::keys::{self, activation, epsilon, get_positive, positive};
+use crate::models::keys::{self, activation, columns, epsilon, get_positive, positive};
+use crate::models::moe::MoeConfig;
 use crate::models::rope::Rope;
 
 /// What the graphs are built from.
@@ -27,86 +29,52 @@ pub(super) struct Config {
     pub(super) qkv_bias: bool,
     pub(super) out_bias: bool,
     pub(super) ffn_bias: bool,
-    pub(super) has_qk_norm: bool,
+    pub(super) qk_norm: QkNorm,
+    /// Routed experts, and which layers have them.
+    pub(super) moe: Option<MoeConfig>,
+    pub(super) is_moe: Vec<bool>,
     /// Whether the head is the embedding.
     pub(super) is_tied: bool,
     pub(super) names: &'static Names,
 }
 
-/// How a format names the tensors.
-pub(super) struct Names {
-    /// Before the number of the layer.
-    pub(super) layer: &'static str,
-    pub(super) embed: &'static str,
-    pub(super) final_norm: &'static str,
-    pub(super) head: &'static str,
-    pub(super) attn_norm: &'static str,
-    pub(super) q: &'static str,
-    pub(super) k: &'static str,
-    pub(super) v: &'static str,
-    pub(super) o: &'static str,
-    pub(super) q_norm: &'static str,
-    pub(super) k_norm: &'static str,
-    pub(super) ffn_norm: &'static str,
-    pub(super) gate: &'static str,
-    pub(super) up: &'static str,
-    pub(super) down: &'static str,
-    /// Whether [`FACTORS`] may be there.
-    pub(super) has_factors: bool,
-    /// Ends of tensor names that carry nothing new: tables of rotary frequencies.
-    harmless: &'static [&'static str],
+/// Norms of q and k before they turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum QkNorm {
+    None,
+    /// Each head by itself.
+    Heads,
+    /// All heads at once.
+    Whole,
 }
 
-/// GGUF's divisors of the rotary frequencies: Llama 3's scaling, worked out by the converter.
-pub(super) const FACTORS: &str = "rope_freqs.weight";
-
-const HF: Names = Names {
-    layer: "model.layers.",
-    embed: "model.embed_tokens.weight",
-    final_norm: "model.norm.weight",
-    head: "lm_head.weight",
-    attn_norm: "input_layernorm",
-    q: "self_attn.q_proj",
-    k: "self_attn.k_proj",
-    v: "self_attn.v_proj",
-    o: "self_attn.o_proj",
-    q_norm: "self_attn.q_norm",
-    k_norm: "self_attn.k_norm",
-    ffn_norm: "post_attention_layernorm",
-    gate: "mlp.gate_proj",
-    up: "mlp.up_proj",
-    down: "mlp.down_proj",
-    has_factors: false,
-    harmless: &[".rotary_emb.inv_freq"],
-};
-
-const GGUF: Names = Names {
-    layer: "blk.",
-    embed: "token_embd.weight",
-    final_norm: "output_norm.weight",
-    head: "output.weight",
-    attn_norm: "attn_norm",
-    q: "attn_q",
-    k: "attn_k",
-    v: "attn_v",
-    o: "attn_output",
-    q_norm: "attn_q_norm",
-    k_norm: "attn_k_norm",
-    ffn_norm: "ffn_norm",
-    gate: "ffn_gate",
-    up: "ffn_up",
-    down: "ffn_down",
-    has_factors: true,
-    harmless: &[".attn_rot_embd"],
-};
-
 impl Variant {
-    const fn name(self) -> &'static str {
+    /// Of the norms, where a configuration is silent.
+    const fn default_eps(self) -> f64 {
+        match self {
+            Self::Mixtral | Self::Olmoe => 1e-5,
+            Self::Llama | Self::Mistral | Self::Qwen2 | Self::Qwen3 | Self::Qwen3Moe => 1e-6,
+        }
+    }
+
+    const fn qk_norm(self) -> QkNorm {
+        match self {
+            Self::Llama | Self::Mistral | Self::Mixtral | Self::Qwen2 => QkNorm::None,
+            Self::Qwen3 | Self::Qwen3Moe => QkNorm::Heads,
+            Self::Olmoe => QkNorm::Whole,
+        }
+    }
+
+    /// The name in configurations and before GGUF keys.
+    pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Llama => "llama",
             Self::Mistral => "mistral",
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
+            Self::Mixtral => "mixtral",
+            Self::Olmoe => "olmoe",
+            Self::Qwen3Moe => "qwen3moe",
         }
     }
 }
@@ -153,28 +121,32 @@ impl Config {
             None => files.get_tensor(HF.head)?.is_none(),
         };
         refuse_window(meta, ctx)?;
+        let n_layers = keys::layers(files, "num_hidden_layers")?;
+        let moe = experts::from_config(meta, variant)?;
         let config = Self {
             info: ModelInfo {
                 name: folder_name(files),
                 vocab: positive(meta, "vocab_size")?,
                 ..ModelInfo::default()
             },
-            n_layers: positive(meta, "num_hidden_layers")?,
+            n_layers,
             hidden,
             ffn: positive(meta, "intermediate_size")?,
             kv_heads,
             head_dim,
             q_cols: columns(meta, "num_attention_heads", heads, head_dim)?,
             kv_cols: columns(meta, "num_key_value_heads", kv_heads, head_dim)?,
-            eps: epsilon(meta, "rms_norm_eps", Some(1e-6))?,
+            eps: epsilon(meta, "rms_norm_eps", Some(variant.default_eps()))?,
             act: activation(meta, "hidden_act", Act::Silu)?,
             rope: Rope::from_config(meta, head_dim)?,
             qkv_bias: all_biases || variant == Variant::Qwen2,
             out_bias: all_biases,
             ffn_bias: meta.get_bool("mlp_bias")?.unwrap_or(false),
-            has_qk_norm: variant == Variant::Qwen3,
+            qk_norm: variant.qk_norm(),
+            is_moe: experts::layers(meta, variant, n_layers, moe.is_some())?,
+            moe,
             is_tied,
-            names: &HF,
+            names: if variant == Variant::Mixtral { &MIXTRAL } else { &HF },
         };
         meta.ignore("max_position_embeddings");
         keys::refuse_unknown(meta)?;
@@ -202,10 +174,12 @@ impl Config {
             Some(it) => it,
             None => rows_of_embedding(files)?,
         };
+        let n_layers = keys::layers(files, &key("block_count"))?;
+        let moe = experts::from_gguf(meta, variant)?;
         let name = meta.get_str("general.name")?.map_or_else(|| folder_name(files), str::to_owned);
         let config = Self {
             info: ModelInfo { name, vocab, ..ModelInfo::default() },
-            n_layers: positive(meta, &key("block_count"))?,
+            n_layers,
             hidden,
             ffn: positive(meta, &key("feed_forward_length"))?,
             kv_heads,
@@ -218,7 +192,9 @@ impl Config {
             qkv_bias: variant == Variant::Qwen2 || has("blk.0.attn_q.bias")?,
             out_bias: has("blk.0.attn_output.bias")?,
             ffn_bias: has("blk.0.ffn_up.bias")?,
-            has_qk_norm: variant == Variant::Qwen3,
+            qk_norm: variant.qk_norm(),
+            is_moe: vec![moe.is_some(); n_layers as usize],
+            moe,
             is_tied: !has(GGUF.head)?,
             names: &GGUF,
         };
@@ -267,9 +243,4 @@ fn share(meta: &Meta, key: &str, n: u32, total: u32) -> std::result::Result<u32,
         return Ok(total / n);
     }
     Err(meta.refuse(key, format!("{n} heads do not divide {total} elements")))
-}
-
-/// `n` heads of `head_dim`.
-fn columns(meta: &Meta, key: &str, n: u32, head_dim: u32) -> std::result::Result<u32, FormatError> {
-    n.checked_mul(head_dim).ok_or_else(|| meta.refuse(key, format!("{n} heads of {head_dim} elements")))
 }

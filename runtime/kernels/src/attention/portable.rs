@@ -14,6 +14,8 @@ pub(crate) trait CacheElem: Copy {
     fn from_f32(x: f32) -> Self;
     /// Eight of them with their type in the open, for code that loads them in its own way.
     fn eight(src: &[Self; 8]) -> Eight<'_>;
+    /// Elements that are f32 already.
+    fn floats(src: &[Self]) -> Option<&[f32]>;
 }
 
 /// Eight cache elements.
@@ -35,6 +37,10 @@ impl CacheElem for f32 {
     fn eight(src: &[Self; 8]) -> Eight<'_> {
         Eight::F32(src)
     }
+    #[inline(always)]
+    fn floats(src: &[Self]) -> Option<&[f32]> {
+        Some(src)
+    }
 }
 
 impl CacheElem for f16 {
@@ -49,6 +55,10 @@ impl CacheElem for f16 {
     #[inline(always)]
     fn eight(src: &[Self; 8]) -> Eight<'_> {
         Eight::F16(src)
+    }
+    #[inline(always)]
+    fn floats(_: &[Self]) -> Option<&[f32]> {
+        None
     }
 }
 
@@ -150,25 +160,37 @@ pub(crate) fn walk<T: CacheElem>(
 ) {
     let (n, d, dv) = (queries.q.rows(), queries.q.cols(), out.cols());
     assert_eq!((queries.n_pos.len(), out.rows()), (n, n), "one visible length and one output row a query");
-    let (max, sum) = scratch[..scratch_len(n)].split_at_mut(n);
-    max.fill(f32::NEG_INFINITY);
-    sum.fill(0.0);
-    for i in 0..n {
-        out.row_mut(i).fill(0.0);
-    }
-    let mut running = Running { max, sum };
+    let mut running = Running::new(&mut scratch[..scratch_len(n)], out);
     let longest = queries.n_pos.iter().max().map_or(0, |&it| it as usize);
     for tile in 0..tiles(longest) {
         let k = &kv.k[tile * d * TILE..][..d * TILE];
         let v = &kv.v[tile * TILE * dv..][..TILE * dv];
         step(&Tile { k, v, first: tile * TILE }, &mut running, out);
     }
-    for (i, sum) in running.sum.iter().enumerate() {
-        out.row_mut(i).iter_mut().for_each(|o| *o /= *sum);
-    }
+    running.finish(out);
 }
 
-impl Running<'_> {
+impl<'a> Running<'a> {
+    /// Before the first tile: m = −inf, l = 0, o = 0, of as many queries as `out` has rows; scratch is two elements each.
+    #[inline(always)]
+    pub(crate) fn new(scratch: &'a mut [f32], out: &mut TileMut<'_>) -> Self {
+        let (max, sum) = scratch.split_at_mut(out.rows());
+        max.fill(f32::NEG_INFINITY);
+        sum.fill(0.0);
+        for i in 0..out.rows() {
+            out.row_mut(i).fill(0.0);
+        }
+        Self { max, sum }
+    }
+
+    /// After the last tile: o / l.
+    #[inline(always)]
+    pub(crate) fn finish(&self, out: &mut TileMut<'_>) {
+        for (i, sum) in self.sum.iter().enumerate() {
+            out.row_mut(i).iter_mut().for_each(|o| *o /= *sum);
+        }
+    }
+
     /// Folds the scores of a tile into query `i`: p of every position, and the factors of the old and the new values.
     ///
     /// The 16-lane sum may take p = 0 of invisible positions: adding +0 to a sum of numbers ≥ 0 changes nothing.

@@ -59,6 +59,16 @@ pub(crate) fn glu(kind: Unary, g: &[f32], u: &[f32], y: &mut [f32]) {
 }
 
 #[inline(always)]
+pub(crate) fn situ(g: &[f32], u: &[f32], beta: f32, linear: f32, y: &mut [f32]) {
+    let gate = |g: f32| (beta * math::tanh(g / beta)) * math::sigmoid(g);
+    if linear > 0.0 {
+        zip(g, u, y, |g, u| gate(g) * (linear * math::tanh(u / linear)));
+    } else {
+        zip(g, u, y, |g, u| gate(g) * u);
+    }
+}
+
+#[inline(always)]
 pub(crate) fn add(a: &[f32], b: &[f32], y: &mut [f32]) {
     zip(a, b, y, |a, b| a + b);
 }
@@ -66,6 +76,12 @@ pub(crate) fn add(a: &[f32], b: &[f32], y: &mut [f32]) {
 #[inline(always)]
 pub(crate) fn mul(a: &[f32], b: &[f32], y: &mut [f32]) {
     zip(a, b, y, |a, b| a * b);
+}
+
+#[inline(always)]
+pub(crate) fn add_scaled(y: &mut [f32], a: f32, x: &[f32]) {
+    let x = &x[..y.len()];
+    y.iter_mut().zip(x).for_each(|(y, x)| *y = a.mul_add(*x, *y));
 }
 
 #[inline(always)]

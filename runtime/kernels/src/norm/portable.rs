@@ -1,7 +1,10 @@
 //! The definitions.
 
+use crate::argmax::portable::argmax_f32;
+use crate::math::exp;
+
 /// Virtual lanes of a row reduction.
-const LANES: usize = 16;
+pub(crate) const LANES: usize = 16;
 
 #[inline(always)]
 pub(crate) fn rms_norm(x: &[f32], w: &[f32], eps: f32, y: &mut [f32]) {
@@ -26,9 +29,18 @@ pub(crate) fn layer_norm(x: &[f32], w: &[f32], b: &[f32], eps: f32, y: &mut [f32
     }
 }
 
+/// x = exp(x − max) / Σ, the sum on 16 lanes. A NaN makes all of x NaN.
+#[inline(always)]
+pub(crate) fn softmax(x: &mut [f32]) {
+    let max = argmax_f32(x).value;
+    x.iter_mut().for_each(|x| *x = exp(*x - max));
+    let sum = lane_sum(x, |p, sum| sum + p);
+    x.iter_mut().for_each(|p| *p /= sum);
+}
+
 /// 1 / sqrt(sum / n + eps).
 #[inline(always)]
-fn inverse_root(sum: f32, n: usize, eps: f32) -> f32 {
+pub(crate) fn inverse_root(sum: f32, n: usize, eps: f32) -> f32 {
     #[expect(clippy::cast_precision_loss, reason = "the count is rounded once, as part of the definition")]
     let mean = sum / n as f32;
     1.0 / (mean + eps).sqrt()
@@ -36,7 +48,7 @@ fn inverse_root(sum: f32, n: usize, eps: f32) -> f32 {
 
 /// Folds each element into its lane, then the lanes by the tree.
 #[inline(always)]
-fn lane_sum(x: &[f32], fold: impl Fn(f32, f32) -> f32) -> f32 {
+pub(crate) fn lane_sum(x: &[f32], fold: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let (chunks, tail) = x.as_chunks::<LANES>();
     for chunk in chunks {

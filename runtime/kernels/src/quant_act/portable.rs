@@ -57,26 +57,33 @@ fn quantise<const PLANES: usize>(x: &[f32; FX_GROUP]) -> (f32, [i32; FX_GROUP]) 
     let q_max = FxLayout { planes: PLANES }.q_max();
     let zero = [0; FX_GROUP];
     let amax = f32::from_bits(x.iter().fold(0, |max, x| max.max(x.abs().to_bits())));
-    if !amax.is_finite() {
-        return (f32::NAN, zero);
-    }
-    if amax < TINY {
-        return (0.0, zero);
-    }
-    #[expect(clippy::cast_precision_loss, reason = "Q < 2^24")]
-    let q_float = q_max as f32;
-    let inverse = q_float / amax;
+    let (xs, inverse) = step(amax, q_max);
+    let Some(inverse) = inverse else { return (xs, zero) };
     let mut q = zero;
     for (q, x) in q.iter_mut().zip(x) {
         *q = round(x * inverse).clamp(-q_max, q_max);
     }
-    (amax / q_float, q)
+    (xs, q)
+}
+
+/// The scale xs of numbers of magnitude `amax` at most, and Q / amax; `None` if all of them are quantised as zero.
+#[inline(always)]
+pub(crate) fn step(amax: f32, q_max: i32) -> (f32, Option<f32>) {
+    if !amax.is_finite() {
+        return (f32::NAN, None);
+    }
+    if amax < TINY {
+        return (0.0, None);
+    }
+    #[expect(clippy::cast_precision_loss, reason = "Q < 2^24")]
+    let q_float = q_max as f32;
+    (amax / q_float, Some(q_float / amax))
 }
 
 /// `v` to the nearest integer, ties to even, for |v| < 2^23: in 2^23 … 2^24 one unit in the last place is 1, so the
 /// sum with 2^23 is rounded as asked and holds the integer in its mantissa.
 #[inline(always)]
-fn round(v: f32) -> i32 {
+pub(crate) fn round(v: f32) -> i32 {
     let magnitude = ((v.abs() + 8_388_608.0).to_bits() & 0x007f_ffff).cast_signed();
     let sign = v.to_bits().cast_signed() >> 31;
     (magnitude ^ sign) - sign

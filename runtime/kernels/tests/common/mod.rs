@@ -1,6 +1,8 @@
 //! What the kernel tests and benches share: seeded numbers, aligned bytes, packed weights, quantised rows.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 
+pub mod lut;
+
 use half::f16;
 use waste_kernels::{CpuFeatures, FxRowMut, FxRows, Isa, KernelTable, RowsF32, TileMut};
 use waste_plan::{FxLayout, LANES, Math, Packing};

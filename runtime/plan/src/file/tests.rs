@@ -67,7 +67,7 @@ impl Random {
             _ => Place::State(self.u32(90)),
         };
         let rows = [Rows::Fixed(self.u32(9)), Rows::Tokens(1), Rows::Want(2)][self.below(3) as usize];
-        let dtype = DType::ALL[self.below(10) as usize];
+        let dtype = DType::ALL[self.below(DType::ALL.len() as u64) as usize];
         Operand { place, dtype, rows, cols: self.u32(9000), stride: self.below(1 << 16) }
     }
 
@@ -79,7 +79,7 @@ impl Random {
                 let freqs = (0..self.below(5)).map(|_| f64::from_bits(self.below(0x7fe0_0000_0000_0000)));
                 StepKind::RopeAngles { freqs: freqs.collect(), factors: false }
             }
-            3 => StepKind::Rope { head_dim: self.u32(256), style: RopeStyle::Half },
+            3 => StepKind::Rope { head_dim: self.u32(256), skip: self.u32(2), style: RopeStyle::Half },
             _ => StepKind::Add,
         };
         let reads = (0..self.below(4)).map(|_| self.operand()).collect();
@@ -90,6 +90,7 @@ impl Random {
             writes: vec![self.operand()],
             tile,
             barrier: self.below(2) == 1,
+            window: false,
             op: self.u32(5000),
         }
     }
@@ -118,13 +119,22 @@ fn weight(name: &str, offset: u64, bytes: u64) -> Weight {
     Weight {
         name: name.to_owned(),
         dtype: DType::Q4_1,
+        bank: 1,
         rows: 16,
         cols: 32,
         packing: Packing::W4M,
         bytes,
         offset,
         crc32c: 0,
-        parts: vec![Part { source: 0, offset: 4096, stored: DType::Q4_1, rows: 16, transposed: false }],
+        parts: vec![Part {
+            source: 0,
+            offset: 4096,
+            scales: None,
+            stored: DType::Q4_1,
+            rows: 16,
+            transposed: false,
+        }],
+        records: None,
     }
 }
 
@@ -151,6 +161,7 @@ fn plan(programs: Vec<Program>) -> Plan {
             passes: vec!["cse".into(), "dce".into()],
         },
         sources: vec![Source { path: "m.gguf".into(), bytes: 99, header_sha256: "ab".into() }],
+        banks: vec![],
         weights: vec![weight("a", 0, 64), weight("b", 64, 30), weight("c", 128, 200)],
         states: vec![State {
             name: "k.0".into(),

@@ -3,9 +3,9 @@
 use std::fmt;
 
 use super::lex::{Line, Parsed};
-use crate::schema::StepKind;
-use crate::words::{Act, RopeStyle, UnaryKind};
-use crate::{DType, Math};
+use crate::schema::{Situ, StepKind};
+use crate::words::{Act, RopeStyle, Scoring, UnaryKind};
+use crate::{DType, Math, Tables, VqCode};
 
 /// Prints the attributes of a kind as ` {name=value, flag}`, or nothing if it has none to print.
 pub(super) struct KindText<'a>(pub(super) &'a StepKind);
@@ -35,12 +35,16 @@ fn attrs(kind: &StepKind) -> Attrs {
             push_flag(&mut out, "bias", *bias);
             push_flag(&mut out, "residual", *residual);
         }
-        StepKind::LinearGlu { act, quant } => {
+        StepKind::LinearGlu { act, situ, quant } => {
             push_act(&mut out, *act);
+            push_situ(&mut out, *situ);
             push_quant(&mut out, *quant);
         }
         StepKind::Unary { kind } => set("kind", kind.name().into()),
-        StepKind::Glu { act } => push_act(&mut out, *act),
+        StepKind::Glu { act, situ } => {
+            push_act(&mut out, *act);
+            push_situ(&mut out, *situ);
+        }
         StepKind::RmsNorm { eps, quant } => {
             set("eps", format!("{eps:?}"));
             push_quant(&mut out, *quant);
@@ -54,13 +58,62 @@ fn attrs(kind: &StepKind) -> Attrs {
             set("freqs", format!("{freqs:?}"));
             push_flag(&mut out, "factors", *factors);
         }
-        StepKind::Rope { head_dim, style } => {
+        StepKind::Rope { head_dim, skip, style } => {
             set("head_dim", head_dim.to_string());
+            if *skip > 0 {
+                set("skip", skip.to_string());
+            }
             set("style", style.name().into());
         }
         StepKind::Attention { scale, heads } => {
             set("scale", format!("{scale:?}"));
             set("heads", heads.to_string());
+        }
+        StepKind::ShortConv { act } => push_act(&mut out, *act),
+        StepKind::L2Norm { dim, eps, scale } => {
+            set("dim", dim.to_string());
+            set("eps", format!("{eps:?}"));
+            set("scale", format!("{scale:?}"));
+        }
+        StepKind::KdaGate { lower_bound } => set("lower_bound", format!("{lower_bound:?}")),
+        StepKind::GatedRmsNorm { eps } => set("eps", format!("{eps:?}")),
+        StepKind::LatentAttention { scale, heads, rope } => {
+            set("scale", format!("{scale:?}"));
+            set("heads", heads.to_string());
+            push_flag(&mut out, "rope", *rope);
+        }
+        StepKind::AttnResMix { eps, blocks } => {
+            set("eps", format!("{eps:?}"));
+            push_flag(&mut out, "blocks", *blocks);
+        }
+        StepKind::RouteTopK { scoring, groups, keep, renorm, scale, bias } => {
+            set("scoring", scoring.name().into());
+            set("groups", groups.to_string());
+            set("keep", keep.to_string());
+            set("scale", format!("{scale:?}"));
+            push_flag(&mut out, "renorm", *renorm);
+            push_flag(&mut out, "bias", *bias);
+        }
+        StepKind::ExpertSort { experts } => set("experts", experts.to_string()),
+        StepKind::ExpertLinear { act, gather } => {
+            push_act(&mut out, *act);
+            push_flag(&mut out, "gather", *gather);
+        }
+        StepKind::ExpertGlu { act, situ, quant, gather } => {
+            push_act(&mut out, *act);
+            push_situ(&mut out, *situ);
+            push_quant(&mut out, *quant);
+            push_flag(&mut out, "gather", *gather);
+        }
+        StepKind::LutBuild { code, tables } => {
+            set("code", code.name().into());
+            set("tables", tables.name().into());
+        }
+        StepKind::ExpertLut { gather } => push_flag(&mut out, "gather", *gather),
+        StepKind::ExpertPrefetch { bank } => set("bank", bank.to_string()),
+        StepKind::ExpertWindow { bank, body } | StepKind::ExpertRelease { bank, body } => {
+            set("bank", bank.to_string());
+            set("body", body.to_string());
         }
         StepKind::Embed
         | StepKind::Add
@@ -68,9 +121,22 @@ fn attrs(kind: &StepKind) -> Attrs {
         | StepKind::KvAppend
         | StepKind::SelectRows
         | StepKind::Argmax
-        | StepKind::FiniteCheck => {}
+        | StepKind::FiniteCheck
+        | StepKind::Concat
+        | StepKind::KdaStep
+        | StepKind::HeadLinear
+        | StepKind::HeadLinearT
+        | StepKind::ExpertGather
+        | StepKind::ExpertSum => {}
     }
     out
+}
+
+fn push_situ(out: &mut Attrs, situ: Situ) {
+    if !situ.is_neutral() {
+        out.push(("beta", Some(format!("{:?}", situ.beta))));
+        out.push(("linear", Some(format!("{:?}", situ.linear))));
+    }
 }
 
 fn push_act(out: &mut Attrs, act: Act) {
@@ -106,14 +172,14 @@ fn kind(name: &str, it: &mut Braces<'_, '_>) -> Parsed<StepKind> {
         "linear" => {
             StepKind::Linear { act: it.act()?, bias: it.takes("bias"), residual: it.takes("residual") }
         }
-        "linear_glu" => StepKind::LinearGlu { act: it.act()?, quant: it.quant()? },
+        "linear_glu" => StepKind::LinearGlu { act: it.act()?, situ: it.situ()?, quant: it.quant()? },
         "add" => StepKind::Add,
         "mul" => StepKind::Mul,
         "unary" => {
             it.attr("kind")?;
             StepKind::Unary { kind: it.line.named("function", UnaryKind::from_name)? }
         }
-        "glu" => StepKind::Glu { act: it.act()? },
+        "glu" => StepKind::Glu { act: it.act()?, situ: it.situ()? },
         "rms_norm" => StepKind::RmsNorm { eps: it.float("eps")?, quant: it.quant()? },
         "layer_norm" => {
             StepKind::LayerNorm { eps: it.float("eps")?, bias: it.takes("bias"), quant: it.quant()? }
@@ -124,14 +190,69 @@ fn kind(name: &str, it: &mut Braces<'_, '_>) -> Parsed<StepKind> {
         }
         "rope" => {
             let head_dim = it.int("head_dim")?;
+            let skip = it.int_or("skip", 0)?;
             it.attr("style")?;
-            StepKind::Rope { head_dim, style: it.line.named("style", RopeStyle::from_name)? }
+            StepKind::Rope { head_dim, skip, style: it.line.named("style", RopeStyle::from_name)? }
         }
         "kv_append" => StepKind::KvAppend,
         "attention" => StepKind::Attention { scale: it.float("scale")?, heads: it.int("heads")? },
         "select_rows" => StepKind::SelectRows,
         "argmax" => StepKind::Argmax,
         "finite_check" => StepKind::FiniteCheck,
+        _ => return family(name, it),
+    })
+}
+
+/// The kinds of recurrent layers, latent attention and experts.
+fn family(name: &str, it: &mut Braces<'_, '_>) -> Parsed<StepKind> {
+    Ok(match name {
+        "concat" => StepKind::Concat,
+        "short_conv" => StepKind::ShortConv { act: it.act()? },
+        "l2_norm" => {
+            StepKind::L2Norm { dim: it.int("dim")?, eps: it.float("eps")?, scale: it.float("scale")? }
+        }
+        "kda_gate" => StepKind::KdaGate { lower_bound: it.float("lower_bound")? },
+        "kda_step" => StepKind::KdaStep,
+        "gated_rms_norm" => StepKind::GatedRmsNorm { eps: it.float("eps")? },
+        "head_linear" => StepKind::HeadLinear,
+        "head_linear_t" => StepKind::HeadLinearT,
+        "latent_attention" => StepKind::LatentAttention {
+            scale: it.float("scale")?,
+            heads: it.int("heads")?,
+            rope: it.takes("rope"),
+        },
+        "attn_res_mix" => StepKind::AttnResMix { eps: it.float("eps")?, blocks: it.takes("blocks") },
+        "route_top_k" => {
+            it.attr("scoring")?;
+            StepKind::RouteTopK {
+                scoring: it.line.named("scoring", Scoring::from_name)?,
+                groups: it.int("groups")?,
+                keep: it.int("keep")?,
+                scale: it.float("scale")?,
+                renorm: it.takes("renorm"),
+                bias: it.takes("bias"),
+            }
+        }
+        "expert_sort" => StepKind::ExpertSort { experts: it.int("experts")? },
+        "expert_gather" => StepKind::ExpertGather,
+        "expert_linear" => StepKind::ExpertLinear { act: it.act()?, gather: it.takes("gather") },
+        "expert_glu" => StepKind::ExpertGlu {
+            act: it.act()?,
+            situ: it.situ()?,
+            quant: it.quant()?,
+            gather: it.takes("gather"),
+        },
+        "expert_sum" => StepKind::ExpertSum,
+        "lut_build" => {
+            it.attr("code")?;
+            let code = it.line.named("code", VqCode::from_name)?;
+            it.attr("tables")?;
+            StepKind::LutBuild { code, tables: it.line.named("tables", Tables::from_name)? }
+        }
+        "expert_lut" => StepKind::ExpertLut { gather: it.takes("gather") },
+        "expert_prefetch" => StepKind::ExpertPrefetch { bank: it.int("bank")? },
+        "expert_window" => StepKind::ExpertWindow { bank: it.int("bank")?, body: it.int("body")? },
+        "expert_release" => StepKind::ExpertRelease { bank: it.int("bank")?, body: it.int("body")? },
         _ => return Err(it.line.error(format!("unknown step kind '{name}'"))),
     })
 }
@@ -166,6 +287,22 @@ impl Braces<'_, '_> {
     fn int(&mut self, name: &str) -> Parsed<u32> {
         self.attr(name)?;
         self.line.int()
+    }
+
+    fn int_or(&mut self, name: &str, default: u32) -> Parsed<u32> {
+        if !self.takes(name) {
+            return Ok(default);
+        }
+        self.line.mark('=')?;
+        self.line.int()
+    }
+
+    fn situ(&mut self) -> Parsed<Situ> {
+        if !self.takes("beta") {
+            return Ok(Situ::default());
+        }
+        self.line.mark('=')?;
+        Ok(Situ { beta: self.line.float()?, linear: self.float("linear")? })
     }
 
     fn float(&mut self, name: &str) -> Parsed<f32> {

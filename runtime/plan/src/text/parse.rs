@@ -4,8 +4,8 @@ use super::ParseError;
 use super::kind;
 use super::lex::{Line, Parsed};
 use crate::schema::{
-    Memory, Model, Operand, Options, Part, Place, Plan, Port, PortName, Program, Rows, Source, State,
-    StateKind, Step, Tile, Weight,
+    Bank, Memory, Model, Operand, Options, Part, Place, Plan, Port, PortName, Program, Records, Rows, Source,
+    State, StateKind, Step, Tile, Weight,
 };
 use crate::{DType, Math, Packing};
 
@@ -49,6 +49,7 @@ struct Draft {
     stop_ids: Option<Vec<u32>>,
     memory: Option<Memory>,
     sources: Vec<Source>,
+    banks: Vec<Bank>,
     weights: Vec<Weight>,
     states: Vec<State>,
     ports: Vec<Port>,
@@ -60,6 +61,7 @@ struct Draft {
 #[derive(Default)]
 struct Next {
     source: u32,
+    bank: u32,
     weight: u32,
     state: u32,
     step: u32,
@@ -82,6 +84,11 @@ impl Draft {
                 line.mark('@')?;
                 counted(line, &mut self.next.source, |line| line.int())?;
                 self.sources.push(source(line)?);
+                Ok(())
+            }
+            "bank" => {
+                counted(line, &mut self.next.bank, |line| line.id("b"))?;
+                self.banks.push(bank(line)?);
                 Ok(())
             }
             "weight" => {
@@ -129,6 +136,7 @@ impl Draft {
             model: self.model.ok_or("model")?,
             options: Options { passes: self.passes.ok_or("passes")?, ..options },
             sources: self.sources,
+            banks: self.banks,
             weights: self.weights,
             states: self.states,
             ports: self.ports,
@@ -193,16 +201,20 @@ fn options(line: &mut Line<'_>) -> Parsed<Options> {
 }
 
 fn memory(line: &mut Line<'_>) -> Parsed<Memory> {
-    let memory = Memory {
+    let mut memory = Memory {
         weights: line.int_of("weights")?,
         states: line.int_of("states")?,
         scratch: line.int_of("scratch")?,
         io: line.int_of("io")?,
         thread: line.int_of("thread")?,
         text: line.int_of("text")?,
-        scratch_lower_bound: line.int_of("lower_bound")?,
-        placement: String::new(),
+        ..Memory::default()
     };
+    if line.takes_word("experts") {
+        memory.experts = line.int()?;
+        memory.expert_slots = line.int_of("slots")?;
+    }
+    memory.scratch_lower_bound = line.int_of("lower_bound")?;
     line.key("placement")?;
     Ok(Memory { placement: line.quoted()?, ..memory })
 }
@@ -217,13 +229,14 @@ fn source(line: &mut Line<'_>) -> Parsed<Source> {
 fn weight(line: &mut Line<'_>) -> Parsed<Weight> {
     let name = line.quoted()?;
     let dtype = kind::dtype(line)?;
-    let [rows, cols] = dims(line)?;
+    let (bank, rows, cols) = weight_dims(line)?;
     let packing = line.named("packing", Packing::from_name)?;
     line.key("at")?;
     let offset = line.int()?;
     let bytes = line.int_of("bytes")?;
     let crc32c = line.int_of("crc")?;
     line.mark('=')?;
+    let records = line.begins("b").then(|| records(line)).transpose()?;
     let mut parts = Vec::new();
     while !line.is_done() {
         if !parts.is_empty() {
@@ -231,13 +244,44 @@ fn weight(line: &mut Line<'_>) -> Parsed<Weight> {
         }
         parts.push(part(line)?);
     }
-    Ok(Weight { name, dtype, rows, cols, packing, bytes, offset, crc32c, parts })
+    Ok(Weight { name, dtype, bank, rows, cols, packing, bytes, offset, crc32c, parts, records })
+}
+
+fn bank(line: &mut Line<'_>) -> Parsed<Bank> {
+    let (layer, codebooks) = (line.int_of("layer")?, line.int_of("codebooks")?);
+    line.mark('=')?;
+    line.mark('@')?;
+    let source = line.int()?;
+    let offset = bracketed(line)?;
+    let (experts, bytes) = (line.int_of("experts")?, line.int_of("bytes")?);
+    Ok(Bank { layer, source, offset, bytes, experts, codebooks })
+}
+
+/// `b0[indices, scales]`.
+fn records(line: &mut Line<'_>) -> Parsed<Records> {
+    let bank = line.id("b")?;
+    let [indices, scales] = dims(line)?;
+    Ok(Records { bank, indices, scales })
+}
+
+/// `[rows, cols]`, or `[bank, rows, cols]`.
+fn weight_dims(line: &mut Line<'_>) -> Parsed<(u32, u64, u64)> {
+    let dims: Vec<u64> = line.list(Line::int)?;
+    match *dims {
+        [rows, cols] => Ok((1, rows, cols)),
+        [bank, rows, cols] => {
+            let bank = u32::try_from(bank).map_err(|_| line.error_before(format!("a bank of {bank}")))?;
+            Ok((bank, rows, cols))
+        }
+        _ => Err(line.error_before(format!("{} dimensions, expected 2 or 3", dims.len()))),
+    }
 }
 
 fn part(line: &mut Line<'_>) -> Parsed<Part> {
     line.mark('@')?;
     let source = line.int()?;
     let offset = bracketed(line)?;
+    let scales = if line.takes('+') { Some(bracketed(line)?) } else { None };
     line.mark(':')?;
     let stored = kind::dtype(line)?;
     let rows = bracketed(line)?;
@@ -245,7 +289,7 @@ fn part(line: &mut Line<'_>) -> Parsed<Part> {
     if transposed {
         line.key("T")?;
     }
-    Ok(Part { source, offset, stored, rows, transposed })
+    Ok(Part { source, offset, scales, stored, rows, transposed })
 }
 
 fn state(line: &mut Line<'_>) -> Parsed<State> {
@@ -267,6 +311,7 @@ fn port(line: &mut Line<'_>) -> Parsed<Port> {
 
 fn step(line: &mut Line<'_>) -> Parsed<Step> {
     let barrier = line.takes('|');
+    let window = line.takes('~');
     let writes = operands(line)?;
     line.mark('=')?;
     let name = line.word()?;
@@ -279,7 +324,7 @@ fn step(line: &mut Line<'_>) -> Parsed<Step> {
         .and_then(|(rows, cols)| Some(Tile { rows: rows.parse().ok()?, cols: cols.parse().ok()? }));
     let tile =
         tile.ok_or_else(|| line.error_before(format!("'{text}' is no tile, expected rows x columns")))?;
-    Ok(Step { kind, reads, writes, tile, barrier, op: line.int_of("op")? })
+    Ok(Step { kind, reads, writes, tile, barrier, window, op: line.int_of("op")? })
 }
 
 /// Operands up to the next word that begins none.

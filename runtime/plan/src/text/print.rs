@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::kind::KindText;
-use crate::schema::{Operand, Place, Plan, Program, Rows, Step, Weight};
+use crate::schema::{Bank, Operand, Place, Plan, Program, Rows, Step, Weight};
 
 /// Prints a plan.
 pub(super) struct PlanText<'a>(pub(super) &'a Plan);
@@ -13,6 +13,11 @@ impl fmt::Display for PlanText<'_> {
         header(self.0, f)?;
         for (i, it) in self.0.sources.iter().enumerate() {
             writeln!(f, "source @{i} {:?} bytes {} sha256 {:?}", it.path, it.bytes, it.header_sha256)?;
+        }
+        for (i, it) in self.0.banks.iter().enumerate() {
+            let Bank { layer, source, offset, bytes, experts, codebooks } = it;
+            write!(f, "bank b{i} layer {layer} codebooks {codebooks} = @{source}[{offset:#x}]")?;
+            writeln!(f, " experts {experts} bytes {bytes}")?;
         }
         for (i, it) in self.0.weights.iter().enumerate() {
             weight(i, it, f)?;
@@ -41,19 +46,33 @@ fn header(plan: &Plan, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     writeln!(f, "stop {:?}", plan.stop_ids)?;
     write!(f, "memory weights {} states {} scratch {}", memory.weights, memory.states, memory.scratch)?;
     write!(f, " io {} thread {} text {}", memory.io, memory.thread, memory.text)?;
+    if memory.expert_slots > 0 {
+        write!(f, " experts {} slots {}", memory.experts, memory.expert_slots)?;
+    }
     write!(f, " lower_bound {} placement {:?}", memory.scratch_lower_bound, memory.placement)?;
     writeln!(f, " ; peak {}", memory.peak())
 }
 
 fn weight(i: usize, it: &Weight, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    write!(f, "weight w{i} {:?} {}[{},{}]", it.name, it.dtype.name(), it.rows, it.cols)?;
+    write!(f, "weight w{i} {:?} {}[", it.name, it.dtype.name())?;
+    if it.bank != 1 {
+        write!(f, "{},", it.bank)?;
+    }
+    write!(f, "{},{}]", it.rows, it.cols)?;
     let packing = it.packing.name();
     write!(f, " {packing} at {:#x} bytes {} crc {:#010x} = ", it.offset, it.bytes, it.crc32c)?;
+    if let Some(records) = it.records {
+        write!(f, "b{}[{:#x},{:#x}]", records.bank, records.indices, records.scales)?;
+    }
     for (i, part) in it.parts.iter().enumerate() {
         let comma = if i == 0 { "" } else { ", " };
         let transposed = if part.transposed { "^T" } else { "" };
         let (source, dtype) = (part.source, part.stored.name());
-        write!(f, "{comma}@{source}[{:#x}]:{dtype}[{}]{transposed}", part.offset, part.rows)?;
+        write!(f, "{comma}@{source}[{:#x}]", part.offset)?;
+        if let Some(scales) = part.scales {
+            write!(f, "+[{scales:#x}]")?;
+        }
+        write!(f, ":{dtype}[{}]{transposed}", part.rows)?;
     }
     writeln!(f)
 }
@@ -63,8 +82,9 @@ fn program(plan: &Plan, program: &Program, f: &mut fmt::Formatter<'_>) -> fmt::R
     let width = 1 + program.steps.len().saturating_sub(1).to_string().len();
     for (i, it) in program.steps.iter().enumerate() {
         let barrier = if it.barrier { '|' } else { ' ' };
+        let window = if it.window { "~ " } else { "" };
         let number = format!("#{i}");
-        write!(f, "  {number:<width$} {barrier} ")?;
+        write!(f, "  {number:<width$} {barrier} {window}")?;
         step(plan, it, f)?;
     }
     Ok(())

@@ -3,8 +3,8 @@
 
 use super::{parse, print};
 use crate::schema::*;
-use crate::words::{Act, RopeStyle, UnaryKind};
-use crate::{DType, Math, Packing};
+use crate::words::{Act, RopeStyle, Scoring, UnaryKind};
+use crate::{DType, Math, Packing, Tables, VqCode};
 
 const TINY: &str = include_str!("../../testdata/tiny.plan.txt");
 
@@ -82,24 +82,55 @@ impl Draw {
         let act = self.pick(Act::ALL);
         let (bias, residual) = (self.flag(), self.flag());
         let quant = if self.flag() { Some(self.pick(&Math::ALL)) } else { None };
-        match self.below(17) {
+        let situ =
+            if act == Act::Situ { Situ { beta: self.f32(), linear: self.f32() } } else { Situ::default() };
+        match self.below(39) {
             0 => StepKind::Embed,
             1 => StepKind::QuantAct { math: self.pick(&Math::ALL) },
             2 => StepKind::Linear { act, bias, residual },
-            3 => StepKind::LinearGlu { act, quant },
+            3 => StepKind::LinearGlu { act, situ, quant },
             4 => StepKind::Add,
             5 => StepKind::Mul,
             6 => StepKind::Unary { kind: self.pick(UnaryKind::ALL) },
-            7 => StepKind::Glu { act },
+            7 => StepKind::Glu { act, situ },
             8 => StepKind::RmsNorm { eps: self.f32(), quant },
             9 => StepKind::LayerNorm { eps: self.f32(), bias, quant },
             10 => StepKind::RopeAngles { freqs: self.many(4, Self::f64), factors: bias },
-            11 => StepKind::Rope { head_dim: self.u32(), style: self.pick(RopeStyle::ALL) },
+            11 => StepKind::Rope { head_dim: self.u32(), skip: self.u32(), style: self.pick(RopeStyle::ALL) },
             12 => StepKind::KvAppend,
             13 => StepKind::Attention { scale: self.f32(), heads: self.u32() },
             14 => StepKind::SelectRows,
             15 => StepKind::Argmax,
-            _ => StepKind::FiniteCheck,
+            16 => StepKind::FiniteCheck,
+            17 => StepKind::Concat,
+            18 => StepKind::ShortConv { act },
+            19 => StepKind::L2Norm { dim: self.u32(), eps: self.f32(), scale: self.f32() },
+            20 => StepKind::KdaGate { lower_bound: self.f32() },
+            21 => StepKind::KdaStep,
+            22 => StepKind::GatedRmsNorm { eps: self.f32() },
+            23 => StepKind::HeadLinear,
+            24 => StepKind::HeadLinearT,
+            25 => StepKind::LatentAttention { scale: self.f32(), heads: self.u32(), rope: bias },
+            26 => StepKind::AttnResMix { eps: self.f32(), blocks: bias },
+            27 => StepKind::RouteTopK {
+                scoring: self.pick(Scoring::ALL),
+                groups: self.u32(),
+                keep: self.u32(),
+                renorm: residual,
+                scale: self.f32(),
+                bias,
+            },
+            28 => StepKind::ExpertSort { experts: self.u32() },
+            29 => StepKind::ExpertGather,
+            30 => StepKind::ExpertLinear { act, gather: bias },
+            31 => StepKind::ExpertGlu { act, situ, quant, gather: bias },
+            32 => StepKind::ExpertSum,
+            33 => StepKind::LutBuild { code: self.pick(VqCode::ALL), tables: self.pick(Tables::ALL) },
+            34 => StepKind::ExpertLut { gather: bias },
+            35 => StepKind::ExpertPrefetch { bank: self.u32() },
+            36 => StepKind::ExpertWindow { bank: self.u32(), body: self.u32() },
+            37 => StepKind::ExpertRelease { bank: self.u32(), body: self.u32() },
+            _ => StepKind::Unary { kind: self.pick(UnaryKind::ALL) },
         }
     }
 
@@ -110,6 +141,7 @@ impl Draw {
             writes: self.many(2, Self::operand),
             tile: Tile { rows: self.u32(), cols: self.u32() },
             barrier: self.flag(),
+            window: self.flag(),
             op: self.u32(),
         }
     }
@@ -118,6 +150,7 @@ impl Draw {
         Weight {
             name: self.string(),
             dtype: self.pick(&DType::ALL),
+            bank: self.pick(&[1, 1, 2, u32::MAX]),
             rows: self.u64(),
             cols: self.u64(),
             packing: self.pick(&Packing::ALL),
@@ -127,10 +160,16 @@ impl Draw {
             parts: self.many(3, |it| Part {
                 source: it.u32(),
                 offset: it.u64(),
+                scales: it.flag().then(|| it.u64()),
                 stored: it.pick(&DType::ALL),
                 rows: it.u64(),
                 transposed: it.flag(),
             }),
+            records: if self.flag() {
+                Some(Records { bank: self.u32(), indices: self.u64(), scales: self.u64() })
+            } else {
+                None
+            },
         }
     }
 
@@ -142,6 +181,8 @@ impl Draw {
             io: self.u64(),
             thread: self.u64(),
             text: self.u64(),
+            experts: self.u64(),
+            expert_slots: self.u64().max(1),
             scratch_lower_bound: self.u64(),
             placement: self.string(),
         }
@@ -173,6 +214,14 @@ impl Draw {
                 path: it.string(),
                 bytes: it.u64(),
                 header_sha256: it.string(),
+            }),
+            banks: self.many(2, |it| Bank {
+                layer: it.u32(),
+                source: it.u32(),
+                offset: it.u64(),
+                bytes: it.u64(),
+                experts: it.u32(),
+                codebooks: it.u32(),
             }),
             weights: self.many(3, Self::weight),
             states: self.many(2, |it| State {

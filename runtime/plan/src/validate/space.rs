@@ -47,12 +47,10 @@ pub(super) fn operand(plan: &Plan, program: &Program, it: &Operand, is_write: bo
             ensure(!is_write, || format!("writes weight {id}"))?;
             let weight = plan.weights.get(id as usize);
             let weight = weight.ok_or_else(|| format!("weight {id} of {}", plan.weights.len()))?;
+            let rows = weight.rows.saturating_mul(u64::from(weight.bank));
             let shape = (u64::from(n), u64::from(it.cols), it.dtype, it.stride);
-            let is_same =
-                matches!(it.rows, Rows::Fixed(_)) && shape == (weight.rows, weight.cols, weight.dtype, 0);
-            ensure(is_same, || {
-                format!("weight {id} is {}[{}, {}]", weight.dtype.name(), weight.rows, weight.cols)
-            })
+            let is_same = matches!(it.rows, Rows::Fixed(_)) && shape == (rows, weight.cols, weight.dtype, 0);
+            ensure(is_same, || format!("weight {id} is {}[{rows}, {}]", weight.dtype.name(), weight.cols))
         }
         Place::State(id) => {
             let state = plan.states.get(id as usize);
@@ -70,8 +68,18 @@ pub(super) fn operand(plan: &Plan, program: &Program, it: &Operand, is_write: bo
 fn strided(it: &Operand, offset: u64, program: &Program) -> Result<u64, String> {
     let unit = match it.dtype {
         DType::F32 | DType::I32 => 4,
-        DType::Fx24 | DType::Fx16 | DType::Fx8 => ALIGN,
-        DType::F16 | DType::BF16 | DType::Q4_0 | DType::Q4_1 | DType::Q8_0 => {
+        DType::Fx24 | DType::Fx16 | DType::Fx8 | DType::Lut(..) => ALIGN,
+        DType::F16
+        | DType::BF16
+        | DType::Q4_0
+        | DType::Q4_1
+        | DType::Q8_0
+        | DType::Vq3r
+        | DType::Vq2r
+        | DType::Vq4p
+        | DType::Q8G
+        | DType::Q4G
+        | DType::Q3G => {
             return Err(format!("an activation of {}", it.dtype.name()));
         }
     };

@@ -1,10 +1,11 @@
 //! What each step kind takes: number, dtypes and shapes of operands, tiles, and what may lie over what.
 
-use super::{Checked, ensure, space};
+use super::{Checked, ensure, experts, space};
 use crate::overlap::Runs;
 use crate::schema::{
-    Operand, Place, Plan, PortName, Program, Rows, State, StateKind, Step, StepKind, Weight,
+    Operand, Place, Plan, PortName, Program, RING_COLS, Rows, State, StateKind, Step, StepKind, Weight,
 };
+use crate::vq::{ROW_BLOCK, SLAB, VEC_DIM};
 use crate::{DType, FX_GROUP, LANES, Math, Packing};
 
 /// Checks one step of `program`.
@@ -15,10 +16,14 @@ pub(super) fn check(plan: &Plan, program: &Program, step: &Step) -> Checked {
         }
     }
     let n_reads = n_reads(&step.kind);
-    ensure(step.reads.len() == n_reads && step.writes.len() == 1, || {
-        let (reads, writes) = (step.reads.len(), step.writes.len());
-        format!("{} with {reads} reads and {writes} writes, expected {n_reads} and 1", step.kind.name())
+    let n_writes = step.kind.n_writes();
+    ensure(step.reads.len() == n_reads && step.writes.len() == n_writes, || {
+        let (name, reads, writes) = (step.kind.name(), step.reads.len(), step.writes.len());
+        format!("{name} with {reads} reads and {writes} writes, expected {n_reads} and {n_writes}")
     })?;
+    if step.kind.moves_experts() {
+        return experts::moves(plan, step).map_err(|what| format!("{}: {what}", step.kind.name()));
+    }
     let it = Operands { plan, step, y: &step.writes[0] };
     it.kind().map_err(|what| format!("{}: {what}", step.kind.name()))?;
     it.tile()?;
@@ -27,16 +32,40 @@ pub(super) fn check(plan: &Plan, program: &Program, step: &Step) -> Checked {
 
 const fn n_reads(kind: &StepKind) -> usize {
     match kind {
-        StepKind::QuantAct { .. } | StepKind::Unary { .. } | StepKind::Argmax | StepKind::FiniteCheck => 1,
+        StepKind::QuantAct { .. }
+        | StepKind::Unary { .. }
+        | StepKind::Argmax
+        | StepKind::FiniteCheck
+        | StepKind::L2Norm { .. }
+        | StepKind::ExpertPrefetch { .. }
+        | StepKind::ExpertWindow { .. }
+        | StepKind::ExpertRelease { .. }
+        | StepKind::ExpertSort { .. } => 1,
         StepKind::Embed
         | StepKind::Add
         | StepKind::Mul
         | StepKind::Glu { .. }
         | StepKind::RmsNorm { .. }
         | StepKind::Rope { .. }
-        | StepKind::SelectRows => 2,
-        StepKind::LinearGlu { .. } | StepKind::KvAppend => 3,
-        StepKind::Attention { .. } => 5,
+        | StepKind::SelectRows
+        | StepKind::Concat
+        | StepKind::HeadLinear
+        | StepKind::HeadLinearT
+        | StepKind::LutBuild { .. }
+        | StepKind::ExpertGather => 2,
+        StepKind::LinearGlu { .. }
+        | StepKind::KvAppend
+        | StepKind::KdaGate { .. }
+        | StepKind::GatedRmsNorm { .. } => 3,
+        StepKind::ShortConv { .. }
+        | StepKind::ExpertLinear { .. }
+        | StepKind::ExpertLut { .. }
+        | StepKind::ExpertSum => 4,
+        StepKind::Attention { .. } | StepKind::ExpertGlu { .. } => 5,
+        StepKind::KdaStep => 7,
+        StepKind::LatentAttention { rope, .. } => 4 + *rope as usize,
+        StepKind::AttnResMix { blocks, .. } => 3 + *blocks as usize,
+        StepKind::RouteTopK { bias, .. } => 1 + *bias as usize,
         StepKind::Linear { bias, residual, .. } => 2 + *bias as usize + *residual as usize,
         StepKind::LayerNorm { bias, .. } => 2 + *bias as usize,
         StepKind::RopeAngles { factors, .. } => 1 + *factors as usize,
@@ -44,10 +73,10 @@ const fn n_reads(kind: &StepKind) -> usize {
 }
 
 /// A step whose operands are in bounds and of the right number.
-struct Operands<'p> {
-    plan: &'p Plan,
-    step: &'p Step,
-    y: &'p Operand,
+pub(super) struct Operands<'p> {
+    pub(super) plan: &'p Plan,
+    pub(super) step: &'p Step,
+    pub(super) y: &'p Operand,
 }
 
 impl<'p> Operands<'p> {
@@ -100,13 +129,15 @@ impl<'p> Operands<'p> {
                 }
                 self.result(DType::F32, Rows::Tokens(1), 2 * freqs.len() as u64)
             }
-            StepKind::Rope { head_dim, .. } => {
+            StepKind::Rope { head_dim, skip, .. } => {
                 let (x, angles) = (self.f32(0)?, self.f32(1)?);
-                ensure(angles.rows == x.rows, || "angles of other rows".into())?;
+                let is_each = angles.rows == Rows::Tokens(1) && matches!(x.rows, Rows::Tokens(_));
+                ensure(is_each, || "angles of other rows".into())?;
                 let is_heads = *head_dim > 0 && x.cols.is_multiple_of(*head_dim);
                 ensure(is_heads, || format!("{} columns are no heads of {head_dim}", x.cols))?;
-                let turns = angles.cols.is_multiple_of(2) && angles.cols <= *head_dim;
-                ensure(turns, || format!("{} angles in heads of {head_dim}", angles.cols))?;
+                let end = skip.checked_add(angles.cols);
+                let turns = angles.cols.is_multiple_of(2) && end.is_some_and(|it| it <= *head_dim);
+                ensure(turns, || format!("{} angles from {skip} in heads of {head_dim}", angles.cols))?;
                 self.result(DType::F32, x.rows, x.cols.into())
             }
             StepKind::KvAppend => self.kv_append(),
@@ -121,6 +152,7 @@ impl<'p> Operands<'p> {
                 let x = self.f32(0)?;
                 self.result(DType::I32, x.rows, 1)
             }
+            _ => self.family(),
         }
     }
 
@@ -153,6 +185,7 @@ impl<'p> Operands<'p> {
         self.port(1, PortName::Row)?;
         self.port(2, PortName::Pos)?;
         let state = self.state(self.y)?;
+        ensure(state.kind != StateKind::Recurrent, || "appends to a recurrent state".into())?;
         let cols = u64::from(state.shape[2]) * u64::from(state.shape[3]);
         let fits = x.rows == Rows::Tokens(1) && u64::from(x.cols) == cols;
         ensure(fits, || format!("appends {:?} rows of {} to a cache of {cols} columns", x.rows, x.cols))
@@ -177,14 +210,14 @@ impl<'p> Operands<'p> {
     }
 
     /// Read `slot` as an f32 matrix in scratch or io.
-    fn f32(&self, slot: usize) -> Result<&'p Operand, String> {
+    pub(super) fn f32(&self, slot: usize) -> Result<&'p Operand, String> {
         let it = &self.step.reads[slot];
         let is_strided = matches!(it.place, Place::Scratch(_) | Place::Io(_));
         ensure(is_strided && it.dtype == DType::F32, || format!("read {slot} is no f32 activation"))?;
         Ok(it)
     }
 
-    fn weight(&self, slot: usize) -> Result<&'p Weight, String> {
+    pub(super) fn weight(&self, slot: usize) -> Result<&'p Weight, String> {
         let Place::Weight(id) = self.step.reads[slot].place else {
             return Err(format!("read {slot} is no weight"));
         };
@@ -192,14 +225,22 @@ impl<'p> Operands<'p> {
     }
 
     /// Read `slot` as a plain f32 vector of `n`.
-    fn vector(&self, slot: usize, n: u64) -> Checked {
+    pub(super) fn vector(&self, slot: usize, n: u64) -> Checked {
         let it = self.weight(slot)?;
-        let is_vector = (it.packing, it.dtype, it.rows, it.cols) == (Packing::Plain, DType::F32, 1, n);
+        let found = (it.packing, it.dtype, it.bank, it.rows, it.cols);
+        let is_vector = found == (Packing::Plain, DType::F32, 1, 1, n);
         ensure(is_vector, || format!("read {slot} is no plain f32[{n}]"))
     }
 
     /// Read `w` as a packed matrix that multiplies the activations at read `x`.
     fn matrix(&self, x: usize, w: usize) -> Result<&'p Weight, String> {
+        let it = self.bank(x, w)?;
+        ensure(it.bank == 1, || format!("read {w} is a bank of {}", it.bank))?;
+        Ok(it)
+    }
+
+    /// As [`Self::matrix`], or a bank of such.
+    pub(super) fn bank(&self, x: usize, w: usize) -> Result<&'p Weight, String> {
         let (x, it) = (&self.step.reads[x], self.weight(w)?);
         let is_strided = matches!(x.place, Place::Scratch(_) | Place::Io(_));
         let is_act = x.dtype == DType::F32 || (x.dtype.fx().is_some() && it.dtype.is_integer_weight());
@@ -211,20 +252,24 @@ impl<'p> Operands<'p> {
         Ok(it)
     }
 
-    fn state(&self, it: &Operand) -> Result<&'p State, String> {
+    pub(super) fn state(&self, it: &Operand) -> Result<&'p State, String> {
         let Place::State(id) = it.place else { return Err("a cache that is no state".into()) };
         self.plan.states.get(id as usize).ok_or_else(|| format!("state {id} is not there"))
     }
 
     /// Read `slot` is the whole of the caller's `name`.
-    fn port(&self, slot: usize, name: PortName) -> Checked {
+    pub(super) fn port(&self, slot: usize, name: PortName) -> Checked {
         let at = self.plan.ports.iter().find(|it| it.name == name).map(|it| Place::Io(it.offset));
         let is_port = at == Some(self.step.reads[slot].place);
         ensure(is_port, || format!("read {slot} is not the port {}", name.name()))
     }
 
-    fn result(&self, dtype: DType, rows: Rows, cols: u64) -> Checked {
-        let y = self.y;
+    pub(super) fn result(&self, dtype: DType, rows: Rows, cols: u64) -> Checked {
+        Self::is_result(self.y, dtype, rows, cols)
+    }
+
+    /// `y` is an activation of this dtype and shape.
+    pub(super) fn is_result(y: &Operand, dtype: DType, rows: Rows, cols: u64) -> Checked {
         let is_strided = matches!(y.place, Place::Scratch(_) | Place::Io(_));
         let fits = is_strided && (y.dtype, y.rows, u64::from(y.cols)) == (dtype, rows, cols);
         ensure(fits, || {
@@ -245,8 +290,21 @@ impl<'p> Operands<'p> {
         let all = self.y.cols;
         let unit = match &self.step.kind {
             StepKind::Attention { heads, .. } => all / heads,
-            StepKind::LinearGlu { quant: Some(_), .. } => FX_GROUP as u32,
-            StepKind::Linear { .. } | StepKind::LinearGlu { quant: None, .. } => LANES as u32,
+            StepKind::LinearGlu { quant: Some(_), .. } | StepKind::ExpertGlu { quant: Some(_), .. } => {
+                FX_GROUP as u32
+            }
+            StepKind::Linear { .. }
+            | StepKind::LinearGlu { quant: None, .. }
+            | StepKind::ExpertLinear { .. }
+            | StepKind::ExpertGlu { quant: None, .. }
+            | StepKind::HeadLinear => LANES as u32,
+            StepKind::ShortConv { .. } => RING_COLS,
+            StepKind::LutBuild { .. } => (SLAB * VEC_DIM) as u32,
+            StepKind::ExpertLut { .. } => ROW_BLOCK as u32,
+            StepKind::L2Norm { dim, .. } => *dim,
+            StepKind::KdaGate { .. } => self.step.reads[0].cols / self.step.reads[1].cols,
+            StepKind::GatedRmsNorm { .. } => self.step.reads[2].cols,
+            StepKind::KdaStep => all / self.step.reads[4].cols,
             StepKind::Embed
             | StepKind::QuantAct { .. }
             | StepKind::Add
@@ -260,7 +318,20 @@ impl<'p> Operands<'p> {
             | StepKind::KvAppend
             | StepKind::SelectRows
             | StepKind::Argmax
-            | StepKind::FiniteCheck => all,
+            | StepKind::FiniteCheck
+            | StepKind::Concat
+            | StepKind::HeadLinearT
+            | StepKind::LatentAttention { .. }
+            | StepKind::AttnResMix { .. }
+            | StepKind::RouteTopK { .. }
+            | StepKind::ExpertSort { .. }
+            | StepKind::ExpertGather
+            | StepKind::ExpertSum => all,
+            StepKind::ExpertPrefetch { .. }
+            | StepKind::ExpertWindow { .. }
+            | StepKind::ExpertRelease { .. } => {
+                unreachable!("they have no results")
+            }
         };
         ensure(
             tile.rows > 0 && (tile.cols >= all || (tile.cols > 0 && tile.cols.is_multiple_of(unit))),
@@ -275,25 +346,28 @@ impl<'p> Operands<'p> {
 }
 
 /// f32, or the quantised form that `quant` asks for.
-fn produced(quant: Option<Math>) -> Result<DType, String> {
+pub(super) fn produced(quant: Option<Math>) -> Result<DType, String> {
     quant.map_or(Ok(DType::F32), |math| math.act_dtype().ok_or_else(|| "quantises to f32".into()))
 }
 
 /// The result lies over no operand, or exactly over one that the kind allows.
 fn apart(program: &Program, step: &Step) -> Checked {
-    let y = &step.writes[0];
-    for (slot, x) in step.reads.iter().enumerate() {
+    let meet = |y: &Operand, x: &Operand| {
         let (a, b) = match (y.place, x.place) {
             (Place::Scratch(a), Place::Scratch(b)) | (Place::Io(a), Place::Io(b)) => (a, b),
-            _ => continue,
+            _ => return false,
         };
-        let is_same = (a, y.stride, y.dtype, y.cols) == (b, x.stride, x.dtype, x.cols);
-        if is_same && step.kind.in_place().contains(&slot) {
-            continue;
-        }
         let runs = |it, at| Runs::of(it, at, program.tokens, program.want);
-        let meet = runs(y, a).zip(runs(x, b)).is_none_or(|(y, x)| y.overlaps(&x));
-        ensure(!meet, || format!("writes over read {slot}"))?;
+        runs(y, a).zip(runs(x, b)).is_none_or(|(y, x)| y.overlaps(&x))
+    };
+    for (write, y) in step.writes.iter().enumerate() {
+        for (slot, x) in step.reads.iter().enumerate() {
+            let is_same = (y.place, y.stride, y.dtype, y.cols) == (x.place, x.stride, x.dtype, x.cols);
+            let may_lie_over = write == 0 && step.kind.in_place().contains(&slot);
+            ensure((is_same && may_lie_over) || !meet(y, x), || format!("writes over read {slot}"))?;
+        }
+        let other = step.writes[..write].iter().position(|it| meet(y, it));
+        ensure(other.is_none(), || format!("writes {write} and {other:?} share bytes"))?;
     }
     Ok(())
 }

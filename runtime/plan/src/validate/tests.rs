@@ -36,7 +36,7 @@ const CASES: &[(&str, &str, &str)] = &[
     ),
     ("sha256 \"01", "sha256 \"0G", "source 0: header_sha256"),
     ("weights 6720", "weights 6719", "weight 4: 1728 bytes at 0x1380 leave a space of 6719"),
-    ("bytes 1360", "bytes 1361", "weight 0: 1361 bytes, but 40 × 32 of q8_0 as plain take Some(1360)"),
+    ("bytes 1360", "bytes 1361", "weight 0: 1361 bytes, but 1 × 40 × 32 of q8_0 as plain take Some(1360)"),
     ("at 0x580", "at 0x540", "weight 1: byte 0x540 belongs to weight 0 too"),
     ("at 0x580", "at 0x590", "weight 1: offset 0x590 is no multiple of 64"),
     ("at 0x580", "at 0xffffffffffffffc0", "weight 1: 128 bytes at 0xffffffffffffffc0 leave a space of 6720"),

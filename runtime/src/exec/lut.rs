@@ -1,0 +1,103 @@
+//! Lookup tables of vector-quantised experts: building them slab by slab, looking up, and bringing records in.
+
+use std::ops::Range;
+
+use waste_plan::schema::{Operand, Place, Step, StepKind};
+use waste_plan::vq::{ROW_BLOCK, SLAB, VEC_DIM};
+use waste_plan::{LutLayout, Tables, VqCode};
+
+use super::experts::n_experts;
+use super::{Exec, Part};
+use crate::arena::f32s;
+
+/// Slabs that hold columns `cols` of the inputs, as ranges of positions.
+fn slabs(cols: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let positions = cols.start / VEC_DIM..cols.end.div_ceil(VEC_DIM);
+    positions.clone().step_by(SLAB).map(move |at| at..positions.end.min(at + SLAB))
+}
+
+fn weight_id(operand: &Operand) -> u32 {
+    match operand.place {
+        Place::Weight(id) => id,
+        Place::Scratch(_) | Place::Io(_) | Place::State(_) => panic!("{:?} is no weight", operand.place),
+    }
+}
+
+impl Exec<'_> {
+    /// Some rows, some slabs.
+    pub(super) fn lut_build(&self, step: &Step, part: &Part, (code, tables): (VqCode, Tables)) {
+        let (x, out) = (&step.reads[0], &step.writes[0]);
+        let books = f32s(self.spaces.weight_of(&step.reads[1]));
+        let layout = LutLayout { code, tables };
+        for row in part.rows.clone() {
+            let x = self.spaces.f32_row(x, row);
+            for positions in slabs(part.cols.clone()) {
+                let at = layout.slab_at(positions.start);
+                let bytes = at..at + layout.row_bytes(positions.len() * VEC_DIM);
+                let out = self.spaces.lut_bytes_mut(out, row, bytes);
+                match tables {
+                    Tables::Fixed24 => self.table.lut_build_fixed24(code, x, books, positions, out),
+                    Tables::Fixed16 => self.table.lut_build_fixed16(code, x, books, positions, out),
+                    Tables::F32 => self.table.lut_build_f32(code, x, books, positions, out),
+                    Tables::Container => self.table.lut_build_container(code, x, books, positions, out),
+                }
+            }
+        }
+    }
+
+    /// One expert, some of its rows, all its pairs. A slab of tables is applied to all those rows while it is in the cache.
+    pub(super) fn expert_lut(&self, step: &Step, part: &Part, gather: bool, scratch: &mut [f32]) {
+        let [tables, bank, order, groups] = &step.reads[..] else { unreachable!("validated reads") };
+        let layout = tables.dtype.lut().expect("validated tables");
+        let (experts, pairs) = (n_experts(step, self.call), self.call.rows(order.rows));
+        let Some((expert, range)) = self.group(groups, part.rows.start, experts, pairs) else { return };
+        let Some(source) = self.experts else { return };
+        // A record that is not there has failed the step already.
+        let Some(record) = source.record(weight_id(bank), expert) else { return };
+        let k = bank.cols as usize;
+        let block = k / VEC_DIM * ROW_BLOCK * layout.code.position_bytes();
+        let indices = &record.indices()[part.cols.start / ROW_BLOCK * block..];
+        let scales = &record.scales()[2 * part.cols.start..2 * part.cols.end];
+        let sums = &mut scratch[..part.cols.len()];
+        for p in range {
+            let row = self.source_row(order, tables, p, gather);
+            let bytes = self.spaces.row_bytes(tables, row);
+            sums.fill(0.0);
+            for positions in slabs(0..k) {
+                let slab = &bytes[layout.slab_at(positions.start)..];
+                match layout.tables {
+                    Tables::Fixed24 => {
+                        self.table.lut_apply_fixed24(layout.code, slab, indices, positions, k, sums)
+                    }
+                    Tables::Fixed16 => {
+                        self.table.lut_apply_fixed16(layout.code, slab, indices, positions, k, sums)
+                    }
+                    Tables::F32 => self.table.lut_apply_f32(layout.code, slab, indices, positions, k, sums),
+                    Tables::Container => {
+                        self.table.lut_apply_container(layout.code, slab, indices, positions, k, sums);
+                    }
+                }
+            }
+            let mut y = self.spaces.tile(&step.writes[0], p..p + 1, part.cols.clone());
+            self.table.lut_scale(scales, sums, y.row_mut(0));
+        }
+    }
+
+    /// Prefetches, opens a window or lets it go; also after the step was stopped, so that all threads leave the loop together.
+    pub(super) fn move_experts(&self, step: &Step) {
+        let Some(source) = self.experts else { return };
+        let read = &step.reads[0];
+        match step.kind {
+            StepKind::ExpertPrefetch { bank } => {
+                let k = read.cols as usize;
+                let rows = self.call.rows(read.rows);
+                source.prefetch(bank, (0..rows).map(|t| &self.spaces.i32_row(read, t)[..k]));
+            }
+            StepKind::ExpertWindow { bank, .. } => {
+                source.open_window(bank, self.spaces.i32_row(read, 0), self.cancel);
+            }
+            StepKind::ExpertRelease { bank, .. } => source.release_window(bank, self.spaces.i32_row(read, 0)),
+            _ => unreachable!("called for steps that move experts"),
+        }
+    }
+}

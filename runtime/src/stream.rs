@@ -1,0 +1,321 @@
+//! The windows in which a plan uses streamed experts: between its steps and the cache.
+//!
+//! A loop over experts takes the experts that have tokens in ascending order, a window at a time: as many as the cache holds, or
+//! half of that, so that the next window is read while this one is used. The state of the loop is set by the one thread that
+//! carries out a window's step and read by all after the barrier that follows it.
+//!
+//! Invariants
+//! - records of an open window stay where they are until its release;
+//! - a failed or stopped window is empty and the last: every thread leaves the loop at the same place;
+//! - nothing allocates.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use waste_plan::record::{Expected, HEADER, check, stored_crc};
+use waste_plan::schema::{Plan, Records};
+use waste_plan::{VqCode, vq};
+
+use crate::error::RuntimeError;
+use crate::experts::{
+    Bank, Counters, Eviction, ExpertCache, ExpertCacheOptions, ExpertError, ExpertFile, Pinned, RecordCheck,
+};
+use crate::loaded::LoadedPlan;
+
+/// How a session streams experts.
+#[derive(Clone, Debug)]
+pub struct ExpertOptions {
+    /// Records that the cache holds; `None`: as the plan says.
+    pub slots: Option<u64>,
+    /// Threads that read ahead.
+    pub readers: usize,
+    /// Read past the page cache where that works.
+    pub direct: bool,
+    /// Compare the CRC of every record that is read.
+    pub verify: bool,
+}
+
+impl Default for ExpertOptions {
+    fn default() -> Self {
+        Self { slots: None, readers: 2, direct: true, verify: false }
+    }
+}
+
+/// The experts of a session.
+#[derive(Debug)]
+pub(crate) struct ExpertSource {
+    cache: ExpertCache,
+    /// The layer of each bank.
+    layers: Vec<u32>,
+    /// Where each weight's matrices lie in a record.
+    places: Vec<Option<Place>>,
+    window: Window,
+    /// Room for the experts that are announced.
+    list: Mutex<Vec<u32>>,
+    failure: Mutex<Option<ExpertError>>,
+}
+
+/// The matrices of a weight in the records of its bank.
+#[derive(Clone, Debug)]
+struct Place {
+    bank: u32,
+    indices: Range<usize>,
+    scales: Range<usize>,
+}
+
+/// The open window.
+#[derive(Debug, Default)]
+struct Window {
+    groups: [AtomicUsize; 2],
+    pairs: [AtomicUsize; 2],
+    /// Whether experts are left after it.
+    more: AtomicBool,
+}
+
+/// What a window covers.
+pub(crate) struct Covered {
+    /// Experts, by their place among those that have tokens.
+    pub(crate) groups: Range<usize>,
+    /// Their pairs of a token and an expert.
+    pub(crate) pairs: Range<usize>,
+}
+
+/// A matrix of an expert, while it stays where it is.
+pub(crate) struct Matrix<'a> {
+    record: Pinned<'a>,
+    place: &'a Place,
+}
+
+impl Matrix<'_> {
+    /// The index stream.
+    pub(crate) fn indices(&self) -> &[u8] {
+        &self.record[self.place.indices.clone()]
+    }
+
+    /// The scales, `f16[rows]`.
+    pub(crate) fn scales(&self) -> &[u8] {
+        &self.record[self.place.scales.clone()]
+    }
+}
+
+impl ExpertSource {
+    /// Opens the files of the banks of a validated plan; `None` if it has none.
+    ///
+    /// # Errors
+    /// If a file is missing, too short or not what the plan was compiled from, or the system refuses memory or threads.
+    pub(crate) fn open(loaded: &LoadedPlan, options: &ExpertOptions) -> Result<Option<Self>, RuntimeError> {
+        let plan = loaded.plan();
+        if plan.banks.is_empty() {
+            return Ok(None);
+        }
+        let mut files: Vec<Option<Arc<ExpertFile>>> = vec![None; plan.sources.len()];
+        let mut banks = Vec::with_capacity(plan.banks.len());
+        for bank in &plan.banks {
+            let source = bank.source as usize;
+            let path = loaded.folder().join(&plan.sources[source].path);
+            let file = match &files[source] {
+                Some(file) => Arc::clone(file),
+                None => Arc::new(ExpertFile::open(&path, options.direct)?),
+            };
+            files[source] = Some(Arc::clone(&file));
+            let bytes = u32::try_from(bank.bytes).expect("validated banks");
+            let (layer, offset, stride) = (bank.layer, bank.offset, bank.bytes);
+            banks.push(Bank { layer, file, offset, stride, bytes, experts: bank.experts });
+        }
+        let slots = options.slots.unwrap_or(plan.memory.expert_slots).max(1);
+        let cache = ExpertCache::open(
+            banks,
+            ExpertCacheOptions {
+                slots: usize::try_from(slots).unwrap_or(usize::MAX),
+                readers: options.readers,
+                eviction: Eviction::default(),
+                check: record_check(plan, options.verify),
+            },
+        )?;
+        let most = plan.banks.iter().map(|it| it.experts as usize).max().unwrap_or(0);
+        Ok(Some(Self {
+            layers: plan.banks.iter().map(|it| it.layer).collect(),
+            places: plan.weights.iter().map(|it| it.records.map(|at| place(it, at))).collect(),
+            window: Window::default(),
+            list: Mutex::new(Vec::with_capacity(most)),
+            failure: Mutex::new(None),
+            cache,
+        }))
+    }
+
+    /// What the open window covers.
+    pub(crate) fn window(&self) -> Covered {
+        let range = |it: &[AtomicUsize; 2]| it[0].load(Ordering::Relaxed)..it[1].load(Ordering::Relaxed);
+        Covered { groups: range(&self.window.groups), pairs: range(&self.window.pairs) }
+    }
+
+    /// Whether experts are left after the open window.
+    pub(crate) fn has_more(&self) -> bool {
+        self.window.more.load(Ordering::Relaxed)
+    }
+
+    /// Begins a walk: no window is open, nothing has failed.
+    pub(crate) fn begin(&self) {
+        self.set_window(0..0, 0..0, false);
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Why the walk failed, if it did; what it announced and kept is given back.
+    pub(crate) fn end(&self, is_stopped: bool) -> Result<(), ExpertError> {
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if failure.is_some() || is_stopped {
+            self.cache.abandon();
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// What the cache counted so far.
+    pub(crate) fn counters(&self) -> Counters {
+        self.cache.counters()
+    }
+
+    /// A matrix of an expert of the open window.
+    pub(crate) fn record(&self, weight: u32, expert: usize) -> Option<Matrix<'_>> {
+        let place = self.places[weight as usize].as_ref()?;
+        let expert = u32::try_from(expert).ok()?;
+        let record = self.cache.peek(self.layers[place.bank as usize], expert)?;
+        Some(Matrix { record, place })
+    }
+
+    /// Announces the experts in `ids`, each once, ascending.
+    pub(crate) fn prefetch<'a>(&self, bank: u32, ids: impl Iterator<Item = &'a [i32]>) {
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        list.clear();
+        for id in ids.flatten() {
+            let Ok(expert) = u32::try_from(*id) else { continue };
+            let at = list.partition_point(|it| *it < expert);
+            // There are no more experts than the list has room for, unless a forged plan says so.
+            if list.get(at) != Some(&expert) && list.len() < list.capacity() {
+                list.insert(at, expert);
+            }
+        }
+        self.cache.prefetch(self.layers[bank as usize], &list[..list.len().min(self.cache.slots())]);
+    }
+
+    /// Takes the next experts of `groups` and waits until they are here.
+    pub(crate) fn open_window(&self, bank: u32, groups: &[i32], cancel: &AtomicBool) {
+        let layer = self.layers[bank as usize];
+        // A walk's first window begins where the one before it ended, with experts left: anew where none are.
+        let first = if self.has_more() { self.window.groups[1].load(Ordering::Relaxed) } else { 0 };
+        let at = |group: usize| groups.get(2 * group..2 * group + 2);
+        let experts = groups.chunks_exact(2).last().map_or(0, |it| it[0]);
+        let here = (first..).map_while(|group| at(group).map(|it| it[0])).take_while(|it| *it < experts);
+        let left = here.count();
+        let slots = self.cache.slots();
+        let size = if left <= slots { left } else { (slots / 2).max(1) };
+        let last = first + size;
+        if let Err(error) =
+            self.bring(layer, (0..size).filter_map(|it| at(first + it)).map(|it| it[0]), cancel)
+        {
+            self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            return self.set_window(0..0, 0..0, false);
+        }
+        if size < left && size < slots {
+            let next = (last..first + left.min(size + slots - size)).filter_map(at).map(|it| it[0]);
+            self.announce(layer, next);
+        }
+        let pair = |group: usize| at(group).and_then(|it| usize::try_from(it[1]).ok()).unwrap_or(0);
+        self.set_window(first..last, pair(first)..pair(last), size < left);
+    }
+
+    fn announce(&self, layer: u32, experts: impl Iterator<Item = i32>) {
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        list.clear();
+        let room = list.capacity();
+        list.extend(experts.filter_map(|it| u32::try_from(it).ok()).take(room));
+        self.cache.prefetch(layer, &list);
+    }
+
+    /// Pins `experts`, reading all of them at once.
+    fn bring(
+        &self,
+        layer: u32,
+        experts: impl Iterator<Item = i32> + Clone,
+        cancel: &AtomicBool,
+    ) -> Result<(), ExpertError> {
+        self.announce(layer, experts.clone());
+        for expert in experts {
+            let expert = u32::try_from(expert).unwrap_or(u32::MAX);
+            self.cache.acquire(layer, expert, cancel)?.keep();
+        }
+        Ok(())
+    }
+
+    /// Lets the records of the open window go.
+    pub(crate) fn release_window(&self, bank: u32, groups: &[i32]) {
+        for group in self.window().groups {
+            let expert = groups.get(2 * group).and_then(|it| u32::try_from(*it).ok());
+            if let Some(expert) = expert {
+                self.cache.release(self.layers[bank as usize], expert);
+            }
+        }
+    }
+
+    fn set_window(&self, groups: Range<usize>, pairs: Range<usize>, more: bool) {
+        for (to, range) in [(&self.window.groups, groups), (&self.window.pairs, pairs)] {
+            to[0].store(range.start, Ordering::Relaxed);
+            to[1].store(range.end, Ordering::Relaxed);
+        }
+        self.window.more.store(more, Ordering::Relaxed);
+    }
+}
+
+fn place(weight: &waste_plan::schema::Weight, at: Records) -> Place {
+    let code = weight.dtype.vq().expect("a validated weight");
+    let size = |it: u64| usize::try_from(it).expect("a record fits in memory");
+    let indices = code.index_bytes(weight.rows, weight.cols).expect("a validated weight");
+    Place {
+        bank: at.bank,
+        indices: size(at.indices)..size(at.indices + indices),
+        scales: size(at.scales)..size(at.scales + 2 * weight.rows),
+    }
+}
+
+/// What every record of a plan must be: a header that names layer and expert and the places that the plan knows, and, on
+/// request, bytes of the stated CRC.
+fn record_check(plan: &Plan, verify: bool) -> Box<RecordCheck> {
+    let rules: Vec<(Expected, usize)> = (0..).zip(&plan.banks).map(|(i, bank)| rule(plan, i, bank)).collect();
+    Box::new(move |layer, expert, bytes| {
+        let rule = rules.iter().find(|it| it.0.layer == layer);
+        let (expected, end) = rule.ok_or_else(|| format!("layer {layer} has no bank"))?;
+        check(bytes, &Expected { expert, ..*expected })?;
+        if !verify {
+            return Ok(());
+        }
+        let covered = bytes.get(HEADER..*end).ok_or("scales that leave the record")?;
+        let (found, stored) = (crc32fast::hash(covered), stored_crc(bytes));
+        if found == stored {
+            return Ok(());
+        }
+        Err(format!("damaged: CRC-32 {found:08x}, the record says {stored:08x}"))
+    })
+}
+
+/// What records of bank `index` must say, and where their last scale ends.
+fn rule(plan: &Plan, index: u32, bank: &waste_plan::schema::Bank) -> (Expected, usize) {
+    let weights =
+        plan.weights.iter().filter_map(|it| it.records.filter(|at| at.bank == index).map(|at| (it, at)));
+    let mut indices: Vec<u64> = weights.clone().map(|it| it.1.indices).collect();
+    indices.sort_unstable();
+    indices.dedup();
+    let at = |i: usize| indices.get(i).copied().unwrap_or(0);
+    let is_packed = weights.clone().any(|it| it.0.dtype.vq() == Some(VqCode::Vq4p));
+    let end = weights.clone().map(|(it, at)| at.scales + 2 * it.rows).max().unwrap_or(0);
+    let expected = Expected {
+        layer: bank.layer,
+        expert: 0,
+        codebooks: bank.codebooks,
+        is_packed,
+        bytes: bank.bytes,
+        indices: [at(0), at(1), at(2)],
+        scales: weights.map(|it| it.1.scales).min().unwrap_or(0),
+    };
+    debug_assert_eq!(vq::ROW_BLOCK, 64, "records are blocked by 64 rows");
+    (expected, usize::try_from(end).unwrap_or(usize::MAX))
+}

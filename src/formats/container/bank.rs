@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use serde::Deserialize;
 
-use super::vq::{VEC_DIM, VqCode};
+use super::{VEC_DIM, VqCode};
 use crate::formats::error::{FormatError, Item, Result};
 use crate::formats::meta::Meta;
 use crate::formats::source::Source;

@@ -25,7 +25,6 @@ mod bank;
 mod codebooks;
 mod manifest;
 mod trunk;
-mod vq;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -38,7 +37,7 @@ pub use bank::{
 };
 pub use codebooks::{BOOK_FORMAT, BOOK_HEADER, BOOK_MAGIC};
 pub use trunk::{DEFAULT_GROUP, TrunkFormat, TrunkTensor};
-pub use vq::{ROW_BLOCK, VEC_DIM, VqCode};
+pub use waste_plan::vq::{ROW_BLOCK, VEC_DIM, VqCode};
 
 use self::codebooks::Codebooks;
 use super::error::{FormatError, Item, Result};

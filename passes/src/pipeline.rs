@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use bumpalo::Bump;
 use waste_ir::{Module, verify};
-use waste_plan::Math;
+use waste_plan::{Math, Tables};
 
 use crate::canonicalize::Canonicalize;
 use crate::cse::Cse;
@@ -32,6 +32,8 @@ use crate::select_layout::SelectLayout;
 pub struct PipelineOptions {
     /// The arithmetic of linears over integer weights.
     pub math: Math,
+    /// The arithmetic of the lookup tables of vector-quantised weights.
+    pub tables: Tables,
     /// Exactly these optional passes, by name; all of them if `None`.
     pub only: Option<Vec<String>>,
     /// Not these optional passes, by name.

@@ -111,6 +111,13 @@ pub(crate) struct MachineArgs {
     /// Check every result of every step, to name the first that is not finite
     #[arg(long)]
     pub(crate) check_finite: bool,
+    #[command(flatten)]
+    pub(crate) stream: StreamArgs,
+}
+
+/// How experts are read from their files.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct StreamArgs {
     /// Threads that read experts ahead; 0 reads each when it is needed
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(0..=64))]
     pub(crate) read_threads: u8,
@@ -120,6 +127,12 @@ pub(crate) struct MachineArgs {
     /// Compare the checksum of every expert that is read
     #[arg(long)]
     pub(crate) verify: bool,
+}
+
+impl Default for StreamArgs {
+    fn default() -> Self {
+        Self { read_threads: 2, buffered: false, verify: false }
+    }
 }
 
 /// How tokens are chosen.

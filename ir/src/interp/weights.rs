@@ -120,7 +120,8 @@ fn grouped(
     let scales = read_all(read, scales, layout.scale_bytes(cols).checked_mul(rows))?;
     let mut all = Vec::new();
     let mut row = vec![0.0; cols as usize];
-    let rows = codes.chunks_exact(row_bytes as usize).zip(scales.chunks_exact(layout.scale_bytes(cols) as usize));
+    let rows =
+        codes.chunks_exact(row_bytes as usize).zip(scales.chunks_exact(layout.scale_bytes(cols) as usize));
     for (codes, scales) in rows {
         layout.decode_row(codes, scales, &mut row);
         all.extend(row.iter().copied().map(f64::from));

@@ -41,6 +41,7 @@ use std::path::{Path, PathBuf};
 use crate::schema::{Plan, VERSION};
 
 pub use crc32c::crc32c;
+pub use temp::write_whole;
 use header::{Entry, Header};
 pub use write::{PlanWriter, WeightsAt};
 

@@ -53,7 +53,7 @@ impl<'a> Record<'a> {
     ///
     /// # Errors
     /// The first field that is not as it must be.
-    pub fn check_header(&self) -> std::result::Result<(), RecordFault> {
+    pub fn check_header(&self) -> Result<(), RecordFault> {
         let bank = self.bank;
         let [gate, up, down] = MatrixKind::ALL.map(|it| bank.matrix(it));
         let half = |at: u64| u64::from(u16::from_le_bytes(self.array(at)));
@@ -93,7 +93,7 @@ impl<'a> Record<'a> {
     ///
     /// # Errors
     /// If they differ.
-    pub fn check_crc(&self) -> std::result::Result<(), RecordFault> {
+    pub fn check_crc(&self) -> Result<(), RecordFault> {
         let stored = u32::from_le_bytes(self.array(36));
         let found = crc32fast::hash(self.part(RECORD_HEADER, self.bank.used_bytes() - RECORD_HEADER));
         if stored == found {
@@ -107,7 +107,7 @@ impl<'a> Record<'a> {
     ///
     /// # Errors
     /// The first that is not.
-    pub fn check_scales(&self) -> std::result::Result<(), RecordFault> {
+    pub fn check_scales(&self) -> Result<(), RecordFault> {
         let start = self.bank.matrix(MatrixKind::Gate).scales;
         let scales = self.part(start, self.bank.used_bytes() - start).as_chunks::<2>().0;
         match scales.iter().position(|it| !half::f16::from_le_bytes(*it).is_finite()) {
@@ -122,7 +122,7 @@ impl<'a> Record<'a> {
     ///
     /// # Errors
     /// The first other byte.
-    pub fn check_padding(&self) -> std::result::Result<(), RecordFault> {
+    pub fn check_padding(&self) -> Result<(), RecordFault> {
         let start = self.bank.used_bytes();
         match self.part(start, self.bank.record_bytes() - start).iter().position(|it| *it != 0) {
             None => Ok(()),

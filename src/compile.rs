@@ -15,7 +15,7 @@ use waste_passes::{Event, PipelineOptions, PipelineReport};
 use waste_plan::file::{FileError, PlanWriter, WeightsAt};
 use waste_plan::schema::{Options, Plan, StateKind};
 use waste_plan::validate::{ValidateError, validate};
-use waste_plan::{DType, Math};
+use waste_plan::{DType, Math, Tables};
 use waste_runtime::{LoadedPlan, RuntimeError};
 
 use crate::formats::{FormatError, ModelFiles, Source};
@@ -271,6 +271,7 @@ fn finish(
 ) -> Result<Compiled, CompileError> {
     let passes = PipelineOptions {
         math: options.math,
+        tables: Tables::Fixed24,
         only: options.only.clone(),
         disabled: options.disabled.clone(),
         rewrite_limit: options.rewrite_limit,
@@ -330,10 +331,12 @@ fn stored_size(module: &Module) -> (u64, u64) {
         let dtype = match it.init {
             waste_ir::WeightInit::Stored { stored, .. }
             | waste_ir::WeightInit::Transposed { stored, .. }
+            | waste_ir::WeightInit::Grouped { stored, .. }
             | waste_ir::WeightInit::Bank { stored, .. } => stored,
-            waste_ir::WeightInit::Concat(_) => it.ty.dtype,
+            waste_ir::WeightInit::Concat(_) | waste_ir::WeightInit::Records { .. } => it.ty.dtype,
         };
-        (params + elems, bytes + dtype.row_bytes(elems).unwrap_or(0))
+        let ty = waste_ir::TensorType { dtype, shape: it.ty.shape.clone() };
+        (params + elems, bytes + module.upper_bytes(&ty).unwrap_or(0))
     })
 }
 

@@ -182,7 +182,9 @@ fn step_kind(graph: &Graph, data: &OpData) -> Result<StepKind, PlanError> {
             gather: gather,
         },
         Op::ExpertSum {} => StepKind::ExpertSum,
-        Op::ForEachExpert { .. } => return Err(PlanError::Unsupported { op: data.op.name() }),
+        Op::LutBuild { .. } | Op::LutApply {} | Op::ExpertLut { .. } | Op::ForEachExpert { .. } => {
+            return Err(PlanError::Unsupported { op: data.op.name() });
+        }
         Op::Slice { .. } | Op::Reshape { .. } | Op::BankSlice { .. } => unreachable!("views make no step"),
     })
 }

@@ -71,14 +71,14 @@ fn collect_parts(module: &Module, decl: &WeightDecl, parts: &mut Vec<Part>) -> O
         [Dim::Const(n)] | [Dim::Const(n), Dim::Const(_)] => u64::from(n),
         [Dim::Const(bank), Dim::Const(n), Dim::Const(_)] => match &decl.init {
             // A part is one matrix of a scattered bank, or all of one that lies in one piece.
-            WeightInit::Bank { .. } => u64::from(n),
+            WeightInit::Bank { .. } | WeightInit::Grouped { .. } => u64::from(n),
             _ => u64::from(bank).checked_mul(u64::from(n))?,
         },
         _ => return None,
     };
     let mut stored = |source: &waste_ir::SourceId, offset: u64, stored, transposed| {
         let source = u32::try_from(source.index()).expect("source ids are u32");
-        parts.push(Part { source, offset, stored, rows, transposed });
+        parts.push(Part { source, offset, scales: None, stored, rows, transposed });
     };
     match &decl.init {
         WeightInit::Stored { source, offset, stored: dtype } => stored(source, *offset, *dtype, false),
@@ -88,6 +88,19 @@ fn collect_parts(module: &Module, decl: &WeightDecl, parts: &mut Vec<Part>) -> O
                 stored(source, *offset, *dtype, false);
             }
         }
+        WeightInit::Grouped { source, stored: dtype, codes, scales } => {
+            let source = u32::try_from(source.index()).expect("source ids are u32");
+            let count = match *decl.ty.shape.dims() {
+                [Dim::Const(bank), _, _] => u64::from(bank),
+                _ => 1,
+            };
+            for e in 0..count {
+                let (offset, scales) = (codes.at(e)?, Some(scales.at(e)?));
+                parts.push(Part { source, offset, scales, stored: *dtype, rows, transposed: false });
+            }
+        }
+        // The bank stays where it is.
+        WeightInit::Records { .. } => {}
         WeightInit::Concat(ids) => {
             // NOTE: a loop with a stack of its own would be the same; concatenations nest at most once in practice,
             // and the verifier refuses cycles.

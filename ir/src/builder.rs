@@ -316,7 +316,12 @@ impl GraphBuilder<'_> {
 impl Module {
     /// Declares a weight stored row-major in a source.
     pub fn add_weight(&mut self, name: &str, ty: TensorType, init: WeightInit) -> WeightId {
-        self.weights.push(WeightDecl { name: name.to_owned(), ty, init, packing: None })
+        self.weights.push(WeightDecl { name: name.to_owned(), ty, init, books: None, packing: None })
+    }
+
+    /// Declares a vector-quantised bank and the codebooks that its indices address.
+    pub fn add_vq_bank(&mut self, name: &str, ty: TensorType, init: WeightInit, books: WeightId) -> WeightId {
+        self.weights.push(WeightDecl { name: name.to_owned(), ty, init, books: Some(books), packing: None })
     }
 
     /// The packing of weight `weight`, once chosen.

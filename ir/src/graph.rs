@@ -100,6 +100,60 @@ pub enum WeightInit {
         /// The file and first byte of each matrix.
         parts: Vec<(SourceId, u64)>,
     },
+    /// A matrix whose codes and scales lie apart in a source ([`waste_plan::GroupedLayout`]), or a bank `[E, n, k]` of such. `stored` is the
+    /// declared dtype, or widened exactly to a declared f32.
+    Grouped {
+        /// The file.
+        source: SourceId,
+        /// The dtype in the file.
+        stored: DType,
+        /// Where the codes of each matrix begin.
+        codes: Steps,
+        /// Where its scales begin.
+        scales: Steps,
+    },
+    /// A bank `[E, n, k]` of vector-quantised matrices, matrix e in the record that begins at byte `first + e · stride`.
+    Records {
+        /// The file.
+        source: SourceId,
+        /// First byte of the first record.
+        first: u64,
+        /// Bytes of a record.
+        stride: u64,
+        /// Where the index stream begins in a record.
+        indices: u64,
+        /// Where the f16 scales of the rows begin in a record.
+        scales: u64,
+    },
+}
+
+/// Bytes in equal steps: those of matrix e begin at `first + e · step`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Steps {
+    /// Of the first matrix.
+    pub first: u64,
+    /// From one matrix to the next; 0 where there is but one.
+    pub step: u64,
+}
+
+impl Steps {
+    /// Where matrix `e` begins; `None` beyond 64 bits.
+    #[must_use]
+    pub fn at(self, e: u64) -> Option<u64> {
+        e.checked_mul(self.step)?.checked_add(self.first)
+    }
+}
+
+impl WeightInit {
+    /// The weights that this one is made of.
+    #[must_use]
+    pub fn parts(&self) -> &[WeightId] {
+        match self {
+            Self::Concat(parts) => parts,
+            Self::Stored { .. } | Self::Transposed { .. } | Self::Bank { .. } => &[],
+            Self::Grouped { .. } | Self::Records { .. } => &[],
+        }
+    }
 }
 
 /// A weight: its name in the source, type, origin and packed layout.
@@ -111,6 +165,8 @@ pub struct WeightDecl {
     pub ty: TensorType,
     /// Where the bytes come from.
     pub init: WeightInit,
+    /// The codebooks of a vector-quantised weight, `f32[stages, entries, 8]`; `None` for any other.
+    pub books: Option<WeightId>,
     /// The layout chosen by `select-layout`; `None` before it ran.
     pub packing: Option<Packing>,
 }
@@ -311,7 +367,8 @@ impl Module {
         self.graphs.values().find(|it| it.name == name)
     }
 
-    /// Bytes of a value at the upper bounds of its dimensions; `None` on overflow or for a dtype whose rows are not whole blocks.
+    /// Bytes of a value at the upper bounds of its dimensions; of a weight, as files store it, all pieces together. `None` on overflow or
+    /// for a dtype whose rows are not whole blocks.
     #[must_use]
     pub fn upper_bytes(&self, ty: &TensorType) -> Option<u64> {
         upper_bytes(&self.syms, ty.dtype, &ty.shape)
@@ -320,6 +377,7 @@ impl Module {
 
 fn upper_bytes(syms: &Syms, dtype: DType, shape: &Shape) -> Option<u64> {
     let (cols, outer) = shape.dims().split_last()?;
-    let row = dtype.row_bytes(cols.upper(syms))?;
-    outer.iter().try_fold(row, |bytes, dim| bytes.checked_mul(dim.upper(syms)))
+    let (rows, outer) = outer.split_last().map_or((1, outer), |(rows, outer)| (rows.upper(syms), outer));
+    let matrix = dtype.matrix_bytes(rows, cols.upper(syms))?;
+    outer.iter().try_fold(matrix, |bytes, dim| bytes.checked_mul(dim.upper(syms)))
 }

@@ -4,13 +4,16 @@
 
 mod experts;
 mod hybrid;
+mod lut;
 
-use waste_plan::{DType, Math};
+use waste_plan::{DType, LutLayout, Math};
 
 use crate::graph::Graph;
 use crate::ops::Op;
 use crate::types::{Dim, TensorType};
 use crate::{RegionId, ValueId};
+
+pub(crate) use lut::books_type;
 
 /// Why an op cannot be typed; one sentence with found and expected.
 pub type InferError = String;
@@ -73,6 +76,23 @@ impl<'a> Operands<'a> {
             }
             _ => Err(format!("'{}' must be a weight matrix of known shape", self.name(slot))),
         }
+    }
+
+    /// The matrix of a linear: as [`Self::weight_matrix`], or vector-quantised.
+    fn linear_matrix(&self, slot: usize) -> Result<(u32, u32), InferError> {
+        match (self.get(slot)?.dtype.vq(), self.get(slot)?.shape.dims()) {
+            (Some(_), [Dim::Const(rows), Dim::Const(cols)]) => Ok((*rows, *cols)),
+            _ => self.weight_matrix(slot),
+        }
+    }
+
+    /// What a region gathers rows of: activations or lookup tables.
+    fn gathered(&self, slot: usize) -> Result<(Dim, u32), InferError> {
+        let ty = self.get(slot)?;
+        if ty.dtype.lut().is_none() || ty.shape.rank() != 2 {
+            return self.activations(slot);
+        }
+        Ok((ty.shape.dims()[0], self.const_cols(slot, ty)?))
     }
 
     /// An i32 vector: its length.
@@ -159,7 +179,7 @@ pub fn infer(
         }
         Op::Linear { .. } => {
             let (rows, k) = o.activations(0)?;
-            let (n, wk) = o.weight_matrix(1)?;
+            let (n, wk) = o.linear_matrix(1)?;
             o.equal("columns of 'w'", wk, k)?;
             o.vector(2, n)?;
             if o.optional(3).is_some() {
@@ -279,13 +299,13 @@ pub fn infer(
             Ok(vec![TensorType::matrix(DType::I32, rows, *k), f32_matrix(rows, *k)])
         }
         Op::ForEachExpert { .. } => {
-            let (rows, _) = o.activations(0)?;
+            let (rows, _) = o.gathered(0)?;
             let ids = o.typed(1, DType::I32, 2)?;
             o.equal("shape of 'weights'", &o.typed(2, DType::F32, 2)?.shape, &ids.shape)?;
             o.equal("rows of 'ids'", ids.shape.dims()[0], rows)?;
             let mut gathered = Vec::new();
             for slot in [0, 3, 4].into_iter().filter(|it| o.optional(*it).is_some()) {
-                let (found, cols) = o.activations(slot)?;
+                let (found, cols) = o.gathered(slot)?;
                 o.equal(&format!("rows of '{}'", o.name(slot)), found, rows)?;
                 gathered.push((o.get(slot)?.dtype, cols));
             }
@@ -296,6 +316,9 @@ pub fn infer(
         Op::ExpertLinear { gather, .. } => one(experts::linear(&o, *gather)?),
         Op::ExpertGlu { gather, quant, .. } => one(experts::glu(&o, *gather, *quant)?),
         Op::ExpertSum {} => one(experts::sum(&o)?),
+        Op::LutBuild { code, tables } => one(lut::build(&o, LutLayout { code: *code, tables: *tables })?),
+        Op::LutApply {} => one(lut::apply(&o)?),
+        Op::ExpertLut { gather } => one(lut::expert(&o, *gather)?),
         Op::BankSlice {} => {
             let bank = o.get(0)?;
             o.equal("type of 'expert'", o.get(1)?, &TensorType::new(DType::I32, &[Dim::Const(1)]))?;

@@ -4,7 +4,7 @@
 //! value after `=` is left out of the text where it has that value.
 //! A new op also needs an arm in `infer`, `verify`, `interp` and the lowering: their matches are exhaustive.
 
-use waste_plan::Math;
+use waste_plan::{Math, Tables, VqCode};
 
 use crate::attrs::{Act, Attr, RopeScaling, RopeStyle, Scoring, UnaryKind};
 
@@ -116,7 +116,7 @@ ops! {
     "embed" Embed ("ids", "w") {} -> 1;
     /// Fixed-point activations in groups of 128 (numerics §2).  x: `f32[m, n]`, y: `fx[m, n]`.  The evaluator's identity.
     "quant_act" QuantAct ("x") { math: Math } -> 1;
-    /// y = act(x · wᵀ + bias) + residual.  x: f32 or `fx[m, k]`, w: `any[n, k]`, bias: `f32[n]`, residual: `f32[m, n]`, y: `f32[m, n]`.
+    /// y = act(x · wᵀ + bias) + residual.  x: f32 or `fx[m, k]`, w: `any[n, k]`, before phase legal also `vq[n, k]`, bias: `f32[n]`, residual: `f32[m, n]`, y: `f32[m, n]`.
     "linear" Linear ("x", "w", "bias?", "residual?") { act: Act } -> 1;
     /// y = act(x · gateᵀ) ∘ (x · upᵀ).  x: f32 or `fx[m, k]`, gate, up: `any[n, k]`, y: `f32[m, n]`, or `fx[m, n]` by `quant`.
     /// `beta` and `linear` as in [`Op::Glu`].  Shazeer 2020, eq. 6.
@@ -197,7 +197,7 @@ ops! {
         k: u32, scoring: Scoring, renorm: bool, scale: f32, groups: u32 = 1, keep: u32 = 1
     } -> 2;
     /// r[t] = Σ_e weight(t, e) · body(e, x[t], y[t], z[t]) over the experts of token t, ascending e.  x, y, z: f32 or `fx[T, ..]`, ids: `i32[T, k]`,
-    /// weights: `f32[T, k]`.  The region has arguments (expert: `i32[1]`, then one `[N, ..]` for each of x, y, z that is there) and
+    /// weights: `f32[T, k]`; lookup tables stand in for f32.  The region has arguments (expert: `i32[1]`, then one `[N, ..]` for each of x, y, z that is there) and
     /// yields `f32[N, h']`.
     "for_each_expert" ForEachExpert ("x", "ids", "weights", "y?", "z?") { experts: u32 } -> 1;
     /// A view of one expert's matrix in a bank.  bank: `any[E, n, k]`, expert: `i32[1]`, y: `any[n, k]`.
@@ -216,6 +216,14 @@ ops! {
     "expert_glu" ExpertGlu ("x", "gate", "up", "order", "groups") {
         act: Act, gather: bool = false, quant: Option<Math>, beta: f32 = 1.0, linear: f32 = 0.0
     } -> 1;
+    /// T[v][s][c] = Σ_d x[8v + d] · books[s][c][d] of each row: what an expert's index stream looks its products up in.  x: `f32[m, k]`,
+    /// books: `f32[stages, entries, 8]`, y: `lut[m, k]` by `code` and `tables`.  numerics §4.  The evaluator keeps x.
+    "lut_build" LutBuild ("x", "books") { code: VqCode, tables: Tables } -> 1;
+    /// y = x · wᵀ by the tables of x: y[r] = scale_r Σ_v Σ_s T[v][s][index_s(r, v)].  lut: `lut[m, k]`, w: `vq[n, k]`, y: `f32[m, n]`.
+    "lut_apply" LutApply ("lut", "w") {} -> 1;
+    /// y[p] = [`Op::LutApply`] of lut[p] and the matrix of pair p's expert; with `gather`, of lut[token of pair p].  lut: `lut[T·k or T, n]`,
+    /// bank: `vq[E, m, n]`, order, groups: of [`Op::ExpertSort`], y: `f32[T·k, m]`.
+    "expert_lut" ExpertLut ("lut", "bank", "order", "groups") { gather: bool = false } -> 1;
     /// y[t] = Σ weight · x[p] over the pairs p of token t, ascending (numerics §1).  x: `f32[T·k, n]`, weights: `f32[T, k]`, y: `f32[T, n]`.
     "expert_sum" ExpertSum ("x", "weights", "order", "slots") {} -> 1;
 }

@@ -1,7 +1,7 @@
 //! Applying edits: liveness backwards, then emission forwards into fresh graphs.
 //!
 //! Invariant: only what an output, a live op or a live region reads is emitted; a weight stays if a live op reads it, or if it is
-//! part of one that stays.
+//! part or codebooks of one that stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -124,10 +124,7 @@ fn kept_weights(
     let mut used = SecondaryMap::new(false);
     while let Some(weight) = pending.pop() {
         used[weight] = true;
-        match &declared[weight].init {
-            WeightInit::Concat(parts) => pending.extend(parts),
-            WeightInit::Stored { .. } | WeightInit::Transposed { .. } | WeightInit::Bank { .. } => {}
-        }
+        pending.extend(declared[weight].init.parts().iter().chain(&declared[weight].books));
     }
     let mut kept = SecondaryMap::new(None);
     for (i, weight) in declared.keys().filter(|it| used[*it]).enumerate() {
@@ -144,10 +141,9 @@ fn kept_decls(
     stays
         .map(|(_, decl)| {
             let mut decl = WeightDecl::clone(decl);
-            if let WeightInit::Concat(parts) = &mut decl.init {
-                for part in parts {
-                    *part = kept[*part].expect("parts of a kept weight are kept");
-                }
+            let parts = if let WeightInit::Concat(parts) = &mut decl.init { &mut parts[..] } else { &mut [] };
+            for part in parts.iter_mut().chain(&mut decl.books) {
+                *part = kept[*part].expect("parts and codebooks of a kept weight are kept");
             }
             decl
         })

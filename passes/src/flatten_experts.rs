@@ -113,6 +113,14 @@ impl Body {
                 copier.take_results(id, new);
                 Ok(())
             }
+            Op::LutApply {} => {
+                let Some(bank) = bank(1) else { return self.plain(copier, id) };
+                let (lut, gather) = self.source(copier, data.operand(0));
+                let operands = [lut, bank, self.order, self.groups].map(Some);
+                let new = copier.builder.push(Op::ExpertLut { gather }, &operands, None)?;
+                copier.take_results(id, new);
+                Ok(())
+            }
             Op::LinearGlu { act, quant, beta, linear } => {
                 let (Some(gate), Some(up)) = (bank(1), bank(2)) else { return self.plain(copier, id) };
                 let (x, gather) = self.source(copier, data.operand(0));

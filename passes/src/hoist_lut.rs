@@ -70,7 +70,7 @@ fn invariant(graph: &Graph, owner: &OpData) -> Vec<OpId> {
         |value: &ValueId| rows.contains(value) || matches!(graph.values[*value].def, Def::Weight(_));
     let is_invariant = |op: &&OpId| {
         let data = &graph.ops[**op];
-        matches!(data.op, Op::QuantAct { .. }) && data.uses().all(|it| is_outer(&it))
+        matches!(data.op, Op::QuantAct { .. } | Op::LutBuild { .. }) && data.uses().all(|it| is_outer(&it))
     };
     region.order.iter().filter(is_invariant).copied().collect()
 }

@@ -222,6 +222,7 @@ impl Merged {
             name: decls.iter().map(|it| it.name.as_str()).collect::<Vec<_>>().join("+"),
             ty: TensorType::new(decls[0].ty.dtype, &dims),
             init: WeightInit::Concat(parts.to_vec()),
+            books: None,
             packing: None,
         });
         WeightId::new(module.weights.len() + self.extra.len() - 1)

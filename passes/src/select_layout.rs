@@ -3,7 +3,8 @@
 //! Before / After: see snapshots/passes/select-layout/basic.
 //! Requires: phase legal.  Refuses when: never.
 //! Numerics: preserves (no op changes; packing keeps exact values).
-//! Why: a matrix that is multiplied lies in blocks of 16 rows, so that kernels read contiguous lines; a table that is only read row by
+//! Why: a matrix that is multiplied lies in blocks of 16 rows, so that kernels read contiguous lines; a vector-quantised bank stays in the
+//! records of its file, and its codebooks are transposed, so that lanes are entries; a table that is only read row by
 //! row, and a vector, stay plain. A table that is also multiplied (tied embeddings) is packed once and read from there. A weight that no
 //! op reads, because it is a part of a merged one, gets no layout: it is not in the plan by itself.
 
@@ -31,6 +32,7 @@ impl Pass for SelectLayout {
             let packing = match wanted[id] {
                 Reads::None => None,
                 Reads::Rows => Some(Packing::Plain),
+                Reads::Books => Some(Packing::Columns),
                 Reads::Product => Packing::of(decl.ty.dtype),
             };
             if decl.packing != packing && cx.permit() {
@@ -49,6 +51,8 @@ enum Reads {
     None,
     /// As it is: a vector, or row by row.
     Rows,
+    /// As codebooks.
+    Books,
     /// As the matrix of a linear, be it through a bank.
     Product,
 }
@@ -59,11 +63,16 @@ fn wanted(module: &Module) -> SecondaryMap<WeightId, Reads> {
         for data in graph.ops.values() {
             let matrices: &[usize] = match data.op {
                 Op::Linear { .. } | Op::HeadLinear {} | Op::ExpertLinear { .. } => &[1],
+                Op::LutApply {} | Op::ExpertLut { .. } => &[1],
                 Op::LinearGlu { .. } | Op::ExpertGlu { .. } => &[1, 2],
                 _ => &[],
             };
             for (slot, value) in data.operands.iter().enumerate() {
-                let reads = if matrices.contains(&slot) { Reads::Product } else { Reads::Rows };
+                let reads = match (&data.op, slot) {
+                    _ if matrices.contains(&slot) => Reads::Product,
+                    (Op::LutBuild { .. }, 1) => Reads::Books,
+                    _ => Reads::Rows,
+                };
                 if let Some(weight) = value.and_then(|it| origin(graph, it)) {
                     out[weight] = reads.max(out[weight]);
                 }

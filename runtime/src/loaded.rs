@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rayon::prelude::*;
+use waste_plan::LANES;
 use waste_plan::file::PlanFile;
 use waste_plan::pack::{PartBytes, RowBuffer, pack_block};
 use waste_plan::schema::{Plan, Weight};
 use waste_plan::validate::validate;
-use waste_plan::{LANES, Packing};
 
 use crate::arena::Buffer;
 use crate::error::RuntimeError;
@@ -168,11 +168,24 @@ impl Parts<'_> {
         let end = start.checked_add(usize::try_from(self.weight.part_bytes(index)?).ok()?)?;
         self.sources.get(part.source as usize)?.bytes().get(start..end)
     }
+
+    /// The scales of part `index`: no bytes where it has none apart; `None` if they leave their source.
+    fn scale_bytes(&self, index: usize) -> Option<&[u8]> {
+        let part = self.weight.parts.get(index)?;
+        let Some(at) = part.scales else { return Some(&[]) };
+        let start = usize::try_from(at).ok()?;
+        let end = start.checked_add(usize::try_from(self.weight.scale_bytes(index)?).ok()?)?;
+        self.sources.get(part.source as usize)?.bytes().get(start..end)
+    }
 }
 
 impl PartBytes for Parts<'_> {
     fn part(&self, index: usize) -> &[u8] {
         self.bytes(index).expect("checked by `repack`")
+    }
+
+    fn scales(&self, index: usize) -> &[u8] {
+        self.scale_bytes(index).expect("checked by `repack`")
     }
 }
 
@@ -184,7 +197,7 @@ fn repack(plan: &Plan, folder: &Path) -> Result<WeightBytes, RuntimeError> {
     let mut at = 0;
     for weight in &plan.weights {
         let parts = Parts { weight, sources: &sources };
-        if (0..weight.parts.len()).any(|it| parts.bytes(it).is_none()) {
+        if (0..weight.parts.len()).any(|it| parts.bytes(it).is_none() || parts.scale_bytes(it).is_none()) {
             let path = folder.join(&plan.sources[weight.parts[0].source as usize].path);
             return Err(RuntimeError::Plan {
                 path,
@@ -202,7 +215,7 @@ fn repack(plan: &Plan, folder: &Path) -> Result<WeightBytes, RuntimeError> {
 
 /// Packs one weight into `out`, its blocks in parallel.
 pub fn pack_weight(weight: &Weight, parts: &dyn PartBytes, out: &mut [u8]) {
-    if weight.packing == Packing::Plain {
+    if !weight.packing.is_blocked() {
         pack_block(weight, 0, parts, &mut RowBuffer::default(), out);
         return;
     }

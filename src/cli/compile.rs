@@ -9,6 +9,7 @@ use waste::formats::grouped;
 use waste_ir::print_module;
 use waste_passes::pipeline::find;
 use waste_passes::{Event, PassError, PipelineOptions, pipeline};
+use waste_plan::Tables;
 use waste_plan::schema::Plan;
 
 use super::args::{LimitArgs, ShapeArgs, read_text};
@@ -104,6 +105,7 @@ fn compile_any(
 fn check_pass_names(args: &CompileArgs, options: &CompileOptions) -> Result<(), CliError> {
     let every = PipelineOptions {
         math: options.math,
+        tables: Tables::Fixed24,
         only: None,
         disabled: Vec::new(),
         rewrite_limit: None,

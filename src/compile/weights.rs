@@ -15,10 +15,24 @@ struct Parts<'a> {
 
 impl PartBytes for Parts<'_> {
     fn part(&self, index: usize) -> &[u8] {
-        let part = &self.weight.parts[index];
         let bytes = self.weight.part_bytes(index).expect("a verified weight");
+        self.bytes(index, self.weight.parts[index].offset, bytes)
+    }
+
+    fn scales(&self, index: usize) -> &[u8] {
+        match (self.weight.parts[index].scales, self.weight.scale_bytes(index)) {
+            (Some(at), Some(bytes)) => self.bytes(index, at, bytes),
+            _ => &[],
+        }
+    }
+}
+
+impl Parts<'_> {
+    /// `len` bytes at `at` of the source of part `index`.
+    fn bytes(&self, index: usize, at: u64, len: u64) -> &[u8] {
         let range = |it: u64| usize::try_from(it).expect("inside a mapped file");
-        &self.sources[part.source as usize].bytes()[range(part.offset)..range(part.offset + bytes)]
+        let source = self.weight.parts[index].source as usize;
+        &self.sources[source].bytes()[range(at)..range(at + len)]
     }
 }
 

@@ -30,8 +30,8 @@ use config::Config;
 
 /// Lowers a model of the family.
 pub(super) fn import(files: &ModelFiles, opts: &ImportOptions) -> Result<Module> {
-    let config = Config::from_json(files)?;
     let mut weights = Weights::new(files);
+    let config = Config::from_json(files, weights.has(HEAD))?;
     let model = Model::take(&mut weights, &config)?;
     let mut module = weights.finish(|name| config.is_harmless(name))?;
     module.info = config.info.clone();
@@ -42,7 +42,7 @@ pub(super) fn import(files: &ModelFiles, opts: &ImportOptions) -> Result<Module>
 
 /// Positions that the model was trained for.
 pub(super) fn trained_ctx(files: &ModelFiles) -> Result<u32> {
-    config::trained_ctx(files.meta())
+    config::trained_ctx(files)
 }
 
 const HEAD: &str = "lm_head.weight";

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `llama` | Llama 2 and 3, Mistral without a window, SmolLM2, Qwen2, Qwen3; safetensors and GGUF |
 //! | `gpt2` | GPT-2; safetensors and GGUF |
-//! | `kimi` | Kimi-Linear and Kimi K3; safetensors |
+//! | `kimi` | Kimi-Linear and Kimi K3; safetensors and containers |
 //! | `kda`, `mla`, `moe`, `ffn` | delta attention, latent attention, routed experts, gated feed-forward: shared by families |
 //! | `keys`, `rope` | configuration keys by value; what is not understood is refused by name |
 //! | `weights` | tensors by name and shape; what is left over is refused by name |

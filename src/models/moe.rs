@@ -10,6 +10,8 @@
 use waste_ir::{Built, Dim, Op, Scoring, TensorType, ValueId, WeightId};
 use waste_plan::DType;
 
+use crate::formats::container::MatrixKind;
+
 use super::Result;
 use super::ffn::{Ffn, GatedAct};
 use super::program::Body;
@@ -87,12 +89,17 @@ impl Moe {
             None => None,
         };
         let cols = c.latent.map_or(hidden, |it| it.0);
-        let mut bank = |matrix: &str, rows: u32, cols: u32| {
+        let mut bank = |kind: MatrixKind, matrix: &str, rows: u32, cols: u32| {
+            let name = format!("{layer}{}*.{matrix}", names.experts);
+            if let Some(coded) = weights.coded_bank(layer, kind, &name, [rows, cols])? {
+                return Ok(coded);
+            }
             let parts = (0..c.experts).map(|e| format!("{layer}{}{e}.{matrix}", names.experts));
-            weights.bank(&format!("{layer}{}*.{matrix}", names.experts), parts, rows, cols)
+            weights.bank(&name, parts, rows, cols)
         };
-        let (gate, up) = (bank(names.gate, c.width, cols)?, bank(names.up, c.width, cols)?);
-        let down = bank(names.down, cols, c.width)?;
+        let gate = bank(MatrixKind::Gate, names.gate, c.width, cols)?;
+        let up = bank(MatrixKind::Up, names.up, c.width, cols)?;
+        let down = bank(MatrixKind::Down, names.down, cols, c.width)?;
         let bias = name(names.bias);
         Ok(Self {
             router: weights.matrix(&name(names.router), c.experts, hidden)?,

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
-use waste_ir::{Dim, Module, StateId, WeightId, WeightInit};
+use waste_ir::{Dim, Module, StateId, Steps, WeightId, WeightInit};
 use waste_plan::ids::EntityRef;
 use waste_plan::schema::{Part, Plan, PortName};
 
@@ -129,16 +129,30 @@ fn parts(module: &Module, id: WeightId) -> Option<Vec<Part>> {
                 let rows = rows / u64::try_from(parts.len()).ok().filter(|it| *it > 0)?;
                 for (source, offset) in parts {
                     let source = u32::try_from(source.index()).ok()?;
-                    out.push(Part { source, offset: *offset, stored: *stored, rows, transposed: false });
+                    let (offset, stored) = (*offset, *stored);
+                    out.push(Part { source, offset, scales: None, stored, rows, transposed: false });
                 }
                 continue;
             }
+            WeightInit::Grouped { source, stored, codes, scales } => {
+                // One part a matrix, too.
+                let matrices = if let [Dim::Const(bank), _, _] = decl.ty.shape.dims() { *bank } else { 1 };
+                let source = u32::try_from(source.index()).ok()?;
+                for e in 0..u64::from(matrices) {
+                    let place = |it: &Steps| it.step.checked_mul(e).and_then(|by| by.checked_add(it.first));
+                    let (offset, scales) = (place(codes)?, Some(place(scales)?));
+                    let rows = rows / u64::from(matrices);
+                    out.push(Part { source, offset, scales, stored: *stored, rows, transposed: false });
+                }
+                continue;
+            }
+            WeightInit::Records { .. } => continue,
             WeightInit::Stored { source, offset, stored } => (source, offset, stored, false),
             WeightInit::Transposed { source, offset, stored } => (source, offset, stored, true),
         };
         let (source, offset, stored, transposed) = stored;
         let source = u32::try_from(source.index()).ok()?;
-        out.push(Part { source, offset: *offset, stored: *stored, rows, transposed });
+        out.push(Part { source, offset: *offset, scales: None, stored: *stored, rows, transposed });
     }
     None
 }

@@ -77,6 +77,7 @@ pub(super) fn expected(graph: &Graph, data: &OpData) -> Option<StepKind> {
         },
         Op::ExpertSum {} => StepKind::ExpertSum,
         Op::Slice { .. } | Op::Reshape { .. } | Op::BankSlice {} | Op::ForEachExpert { .. } => return None,
+        Op::LutBuild { .. } | Op::LutApply {} | Op::ExpertLut { .. } => return None,
     })
 }
 

@@ -1,5 +1,7 @@
 //! Builder methods of the ops that hybrid models bring.
 
+use waste_plan::{Tables, VqCode};
+
 use super::{Built, GraphBuilder};
 use crate::attrs::Act;
 use crate::graph::ValueId;
@@ -15,6 +17,14 @@ impl GraphBuilder<'_> {
     /// See [`Op::HeadLinearT`].
     pub fn head_linear_t(&mut self, x: ValueId, bank: ValueId) -> Built {
         self.one(Op::HeadLinearT {}, &[x, bank])
+    }
+    /// See [`Op::LutBuild`].
+    pub fn lut_build(&mut self, x: ValueId, books: ValueId, code: VqCode, tables: Tables) -> Built {
+        self.one(Op::LutBuild { code, tables }, &[x, books])
+    }
+    /// See [`Op::LutApply`].
+    pub fn lut_apply(&mut self, lut: ValueId, w: ValueId) -> Built {
+        self.one(Op::LutApply {}, &[lut, w])
     }
     /// See [`Op::Concat`].
     pub fn concat(&mut self, lhs: ValueId, rhs: ValueId) -> Built {

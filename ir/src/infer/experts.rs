@@ -51,13 +51,24 @@ fn product(
     for other in &banks[1..] {
         o.equal("type of 'up'", o.get(*other)?, o.get(banks[0])?)?;
     }
+    Ok((sorted_rows(o, gather, (rows, experts), (order, groups))?, n))
+}
+
+/// Rows of pairs in the slots `order` and `groups` of `experts` experts; operand 0 has `rows`.
+pub(super) fn sorted_rows(
+    o: &Operands<'_>,
+    gather: bool,
+    (rows, experts): (Dim, u32),
+    (order, groups): (usize, usize),
+) -> Result<Dim, InferError> {
     let expected = experts.checked_add(1).and_then(|it| it.checked_mul(2));
     o.equal("length of 'groups'", o.ids(groups)?.known(), expected)?;
-    let found = if gather { pairs(o, order, rows)? } else { o.ids(order)? };
-    if !gather {
-        o.equal("rows of 'x'", rows, found)?;
+    if gather {
+        return pairs(o, order, rows);
     }
-    Ok((found, n))
+    let found = o.ids(order)?;
+    o.equal(&format!("rows of '{}'", o.name(0)), rows, found)?;
+    Ok(found)
 }
 
 pub(super) fn linear(o: &Operands<'_>, gather: bool) -> One {

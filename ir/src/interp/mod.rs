@@ -1,7 +1,7 @@
 //! The reference evaluator: any graph, in f64, slowly and obviously.
 //!
 //! It is the oracle for passes, kernels and devices (numerics §7): the op table's formulas in plain loops, `quant_act` and `quant`
-//! the identity, caches unrounded.
+//! the identity, `lut_build` too (what reads its tables decodes the matrix), caches unrounded.
 //!
 //! Invariants
 //! - each output element is a function of its own token's history, so splitting a prompt into calls changes no bit;
@@ -29,7 +29,7 @@ use crate::types::{Dim, SymId, TensorType};
 use crate::verify::Verified;
 
 pub use tensor::{Data, Tensor};
-pub use weights::{ReadBytes, WeightSource, decode_weight};
+pub use weights::{ReadBytes, WeightSource, decode_matrix, decode_weight};
 
 /// Why a call failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

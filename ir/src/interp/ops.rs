@@ -50,6 +50,7 @@ impl Frame<'_, '_> {
     fn plain(&mut self, id: OpId) -> Result<Tensor, InterpError> {
         let x = self.operand(id, 0)?;
         let y = match &self.graph.ops[id].op {
+            Op::LutBuild { .. } => None,
             Op::Embed {} | Op::QuantAct { .. } | Op::Unary { .. } | Op::Slice { .. } | Op::Reshape { .. } => {
                 None
             }
@@ -59,7 +60,9 @@ impl Frame<'_, '_> {
         };
         let result = match &self.graph.ops[id].op {
             Op::Embed {} => gather(&*self.operand(id, 1)?, x.i32s()),
-            Op::QuantAct { .. } => Ok(x.as_ref().clone()),
+            // Tables are another form of x: what multiplies them decodes its matrix.
+            Op::QuantAct { .. } | Op::LutBuild { .. } => Ok(x.as_ref().clone()),
+            Op::LutApply {} => Ok(matmul(&x, second(&y))),
             Op::Linear { act } => {
                 let (bias, residual) = (self.optional(id, 2)?, self.optional(id, 3)?);
                 linear(&x, second(&y), bias.as_deref(), *act, residual.as_deref())
@@ -113,6 +116,11 @@ impl Frame<'_, '_> {
                 let (order, groups) = (self.operand(id, 2)?, self.operand(id, 3)?);
                 let pairs = experts::Pairs::new(order.i32s(), groups.i32s(), *gather);
                 Ok(experts::linear(&x, second(&y), &pairs, *act))
+            }
+            Op::ExpertLut { gather } => {
+                let (order, groups) = (self.operand(id, 2)?, self.operand(id, 3)?);
+                let pairs = experts::Pairs::new(order.i32s(), groups.i32s(), *gather);
+                Ok(experts::linear(&x, second(&y), &pairs, Act::None))
             }
             Op::ExpertGlu { act, gather, beta, linear, .. } => {
                 let (up, order, groups) = (self.operand(id, 2)?, self.operand(id, 3)?, self.operand(id, 4)?);

@@ -85,6 +85,7 @@ impl Weights {
                 self.fill(16);
             }
             DType::Vq3r | DType::Vq2r | DType::Vq4p | DType::Lut(..) => unreachable!("not drawn"),
+            DType::Q8G | DType::Q4G | DType::Q3G => unreachable!("not drawn"),
             DType::I32 | DType::Fx24 | DType::Fx16 | DType::Fx8 => unreachable!("no weight dtype"),
         }
     }

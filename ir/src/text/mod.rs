@@ -4,11 +4,14 @@
 //! module   = "module" STRING "arch=" name "ctx=" INT "vocab=" INT "{" item* "}"
 //! item     = "source" "@"INT STRING "bytes=" INT "header=sha256:" HEX
 //!          | "sym" name "in" INT "..=" INT
-//!          | "weight" STRING ":" type "=" init [ "as" PACKING ]
+//!          | "weight" STRING ":" type "=" init [ "books" STRING ] [ "as" PACKING ]
 //!          | "state" "@"name ":" type ( "keys" | "values" | "recurrent" )
 //!          | "graph" "@"name "(" [ param ("," param)* ] ")" "phase=" PHASE "{" op* "return" [ out ("," out)* ] "}"
 //! init     = DTYPE place | "transpose" DTYPE place | "concat" STRING ("," STRING)*
 //!          | "bank" DTYPE run ("," run)*
+//!          | "grouped" DTYPE place step "scales" INT step     ; codes, then their scales
+//!          | "records" place "+=" INT "indices" INT "scales" INT
+//! step     = [ "+=" INT ]                                    ; from matrix to matrix of a bank
 //! run      = place [ "+=" INT "*" INT ]                      ; matrices: one, or as many as the last INT, so many bytes apart
 //! place    = "@"INT "+" INT                                  ; source, first byte
 //! type     = DTYPE "[" [ dim ("," dim)* ] "]"

@@ -9,7 +9,8 @@ use super::cursor::Cursor;
 use super::lexer::Kind;
 use super::{MAX_BANK, ParseError};
 use crate::graph::{
-    ModelInfo, Module, SourceDecl, SourceId, StateDecl, StateId, StateKind, WeightDecl, WeightId, WeightInit,
+    ModelInfo, Module, SourceDecl, SourceId, StateDecl, StateId, StateKind, Steps, WeightDecl, WeightId,
+    WeightInit,
 };
 use crate::types::{Dim, Shape, SymDecl, SymId, TensorType};
 
@@ -120,11 +121,15 @@ impl<'t> Parser<'t> {
         let ty = self.ty()?;
         self.cursor.punct('=')?;
         let init = self.weight_init()?;
+        let books = match self.cursor.eat_word("books") {
+            true => Some(self.part()?),
+            false => None,
+        };
         let packing = match self.cursor.eat_word("as") {
             true => Some(self.named("a packing", Packing::from_name)?),
             false => None,
         };
-        let decl = WeightDecl { name: name.clone().into_owned(), ty, init, packing };
+        let decl = WeightDecl { name: name.clone().into_owned(), ty, init, books, packing };
         let id = self.module.weights.push(decl);
         match self.names.weights.insert(name, id) {
             None => Ok(()),
@@ -149,6 +154,18 @@ impl<'t> Parser<'t> {
             }
             return Ok(WeightInit::Bank { stored, parts });
         }
+        if self.cursor.eat_word("grouped") {
+            let stored = self.named("a dtype", DType::from_name)?;
+            let (source, first) = self.place()?;
+            let codes = Steps { first, step: self.step()? };
+            self.cursor.keyword("scales")?;
+            let first = self.cursor.int("a byte offset")?;
+            let scales = Steps { first, step: self.step()? };
+            return Ok(WeightInit::Grouped { source, stored, codes, scales });
+        }
+        if self.cursor.eat_word("records") {
+            return self.records();
+        }
         let transposed = self.cursor.eat_word("transpose");
         let stored = self.named("a dtype", DType::from_name)?;
         let (source, offset) = self.place()?;
@@ -157,6 +174,28 @@ impl<'t> Parser<'t> {
         } else {
             WeightInit::Stored { source, offset, stored }
         })
+    }
+
+    /// `@2+0x0 += 0x1000 indices 0x30 scales 0x930`.
+    fn records(&mut self) -> Result<WeightInit, ParseError> {
+        let (source, first) = self.place()?;
+        self.cursor.punct('+')?;
+        self.cursor.punct('=')?;
+        let stride = self.cursor.int("the bytes of a record")?;
+        self.cursor.keyword("indices")?;
+        let indices = self.cursor.int("a byte of the record")?;
+        self.cursor.keyword("scales")?;
+        let scales = self.cursor.int("a byte of the record")?;
+        Ok(WeightInit::Records { source, first, stride, indices, scales })
+    }
+
+    /// `+= 0x40`: the bytes from matrix to matrix, or 0 where it is left out.
+    fn step(&mut self) -> Result<u64, ParseError> {
+        if !self.cursor.eat('+') {
+            return Ok(0);
+        }
+        self.cursor.punct('=')?;
+        self.cursor.int("the bytes from matrix to matrix")
     }
 
     /// `@0+0x100`: a source and a byte.

@@ -10,8 +10,8 @@ use waste_plan::ids::{EntityRef, SecondaryMap};
 use super::MAX_DEPTH;
 use super::lexer::is_word;
 use crate::graph::{
-    Def, Graph, Module, OpData, OpId, Output, SourceDecl, SourceId, StateDecl, ValueId, WeightDecl, WeightId,
-    WeightInit,
+    Def, Graph, Module, OpData, OpId, Output, SourceDecl, SourceId, StateDecl, Steps, ValueId, WeightDecl,
+    WeightId, WeightInit,
 };
 use crate::types::SymDecl;
 
@@ -141,6 +141,10 @@ pub(crate) fn print_state(module: &Module, state: &StateDecl) -> String {
 
 pub(crate) fn print_weight(module: &Module, weight: &WeightDecl) -> String {
     let ty = weight.ty.display(&module.syms);
+    let name = |it: &WeightId| match module.weights.get(*it) {
+        Some(weight) => Quoted(&weight.name).to_string(),
+        None => format!("?{it}"),
+    };
     let init = match &weight.init {
         WeightInit::Stored { source, offset, stored } => {
             format!("{} {source}+{offset:#x}", stored.name())
@@ -148,17 +152,24 @@ pub(crate) fn print_weight(module: &Module, weight: &WeightDecl) -> String {
         WeightInit::Transposed { source, offset, stored } => {
             format!("transpose {} {source}+{offset:#x}", stored.name())
         }
-        WeightInit::Concat(parts) => {
-            let name = |it: &WeightId| match module.weights.get(*it) {
-                Some(part) => Quoted(&part.name).to_string(),
-                None => format!("?{it}"),
-            };
-            format!("concat {}", join(parts.iter().map(name)))
-        }
+        WeightInit::Concat(parts) => format!("concat {}", join(parts.iter().map(name))),
         WeightInit::Bank { stored, parts } => format!("bank {} {}", stored.name(), join(runs(parts))),
+        WeightInit::Grouped { source, stored, codes, scales } => {
+            format!("grouped {} {source}+{} scales {}", stored.name(), steps(*codes), steps(*scales))
+        }
+        WeightInit::Records { source, first, stride, indices, scales } => {
+            format!("records {source}+{first:#x} += {stride:#x} indices {indices:#x} scales {scales:#x}")
+        }
     };
+    let books = weight.books.map_or_else(String::new, |it| format!(" books {}", name(&it)));
     let packing = weight.packing.map_or_else(String::new, |it| format!(" as {}", it.name()));
-    format!("weight {}: {ty} = {init}{packing}", Quoted(&weight.name))
+    format!("weight {}: {ty} = {init}{books}{packing}", Quoted(&weight.name))
+}
+
+/// `0x900 += 0x40`, or `0x900` without steps.
+fn steps(it: Steps) -> String {
+    let step = if it.step == 0 { String::new() } else { format!(" += {:#x}", it.step) };
+    format!("{:#x}{step}", it.first)
 }
 
 /// The matrices of a bank as arithmetic progressions: `@0+0x100 += 0x40 * 8`, or alone where fewer than three are in step.

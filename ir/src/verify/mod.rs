@@ -6,10 +6,12 @@
 //! 2. A symbol has `lo ≤ hi` and `hi ≥ 1`.
 //! 3. A weight has known dimensions, at least 1, a dtype that holds weights, whole blocks in each row, and a size that fits 64 bits.
 //! 4. The stored bytes of a weight lie inside its source. A transposed weight is a float matrix.
-//! 5. The stored dtype is the declared one, or f16 or bf16 under a declared f32.
+//! 5. The stored dtype is the declared one, or f16, bf16 or a grouped one under a declared f32. Codes and scales of a grouped one lie apart
+//!    (`grouped`); indices and scales of a vector-quantised one lie in records, each inside its own.
 //! 6. The parts of a concatenation are declared before it, have its dtype and its shape but for the first dimension, and sum up to it.
-//!    A bank `[E, n, k]` has E parts, at most [`MAX_BANK`](crate::text::MAX_BANK).
-//! 7. A weight is read by a graph, or is part of one that is.
+//!    A bank `[E, n, k]` has E parts, at most [`MAX_BANK`](crate::text::MAX_BANK). A vector-quantised weight, and no other, names its
+//!    codebooks, `f32[stages, entries, 8]`, declared before it.
+//! 7. A weight is read by a graph, or is part of one that is, or its codebooks.
 //! 8. A state is `f32` or `f16` `[B, S, heads, d]` with known heads and d; its sizes are as in rule 9. A recurrent one is f32.
 //!
 //! Structure of a graph
@@ -30,10 +32,12 @@
 //! 18. `bank_slice` stands in the region of a `for_each_expert` with as many experts as the bank, and takes that region's expert.
 //!
 //! Phases
-//! 19. `imported`: no linear or short conv has an activation, no linear a residual; no `linear_glu`, no `quant_act`, no `quant` attribute.
-//! 20. `legal`, `final`: linears over float weights read f32. Linears over integer weights read one and the same fixed-point dtype
+//! 19. `imported`: no linear or short conv has an activation, no linear a residual; no `linear_glu`, no `quant_act`, no `quant` attribute,
+//!     no lookup tables.
+//! 20. `legal`, `final`: a vector-quantised weight is read through lookup tables alone. Linears over float weights read f32. Linears over integer weights read one and the same fixed-point dtype
 //!     everywhere in the module, or f32 if the module has no fixed-point values.
-//! 21. `final`: a weight that an op reads has a packing: that of its dtype as the matrix of a linear, plain as a vector; as a table either.
+//! 21. `final`: a weight that an op reads has a packing: that of its dtype as the matrix of a linear, columns as codebooks, plain as a
+//!     vector; as a table plain or as a matrix.
 
 mod phase;
 mod state;

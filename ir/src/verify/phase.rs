@@ -40,6 +40,9 @@ fn fused(op: &OpData) -> Option<&'static str> {
         Op::QuantAct { .. } => Some("'quant_act'"),
         Op::ExpertLinear { .. } => Some("'expert_linear'"),
         Op::ExpertGlu { .. } => Some("'expert_glu'"),
+        Op::ExpertLut { .. } => Some("'expert_lut'"),
+        Op::LutBuild { .. } => Some("'lut_build'"),
+        Op::LutApply {} => Some("'lut_apply'"),
         Op::RmsNorm { quant: Some(_), .. } | Op::LayerNorm { quant: Some(_), .. } => {
             Some("a norm with quantised result")
         }
@@ -81,6 +84,11 @@ fn fused(op: &OpData) -> Option<&'static str> {
 
 /// Rule 20.
 fn legal(cx: &mut GraphCx<'_, '_>, id: OpId, op: &OpData, fx: Option<DType>) {
+    let through_tables = matches!(op.op, Op::LutApply {} | Op::ExpertLut { .. } | Op::BankSlice {});
+    let vq = op.uses().map(|it| cx.graph.ty(it).dtype).find(|it| it.vq().is_some());
+    if let Some(vq) = vq.filter(|_| !through_tables) {
+        return cx.op(id, 20, format!("{} is read through lookup tables here", vq.name()));
+    }
     let is_linear = matches!(
         op.op,
         Op::Linear { .. }
@@ -106,6 +114,7 @@ fn legal(cx: &mut GraphCx<'_, '_>, id: OpId, op: &OpData, fx: Option<DType>) {
 enum Role {
     Matrix,
     Table,
+    Books,
     Vector,
 }
 
@@ -119,6 +128,8 @@ fn packed(cx: &mut GraphCx<'_, '_>, id: OpId, op: &OpData) {
             (Op::Linear { .. }, 1) | (Op::LinearGlu { .. }, 1 | 2) | (Op::BankSlice {}, 0) => Role::Matrix,
             (Op::HeadLinear {} | Op::ExpertLinear { .. } | Op::ExpertGlu { .. }, 1)
             | (Op::ExpertGlu { .. }, 2) => Role::Matrix,
+            (Op::LutApply {} | Op::ExpertLut { .. }, 1) => Role::Matrix,
+            (Op::LutBuild { .. }, 1) => Role::Books,
             (Op::HeadLinearT {}, 1) => Role::Vector,
             (Op::Embed {}, 1) => Role::Table,
             _ => Role::Vector,
@@ -129,6 +140,7 @@ fn packed(cx: &mut GraphCx<'_, '_>, id: OpId, op: &OpData) {
         };
         let fits = match role {
             Role::Matrix => Some(packing) == matrix,
+            Role::Books => packing == Packing::Columns,
             Role::Vector => packing == Packing::Plain,
             Role::Table => packing == Packing::Plain || Some(packing) == matrix,
         };

@@ -99,6 +99,9 @@ fn attributes(op: &Op) -> Result<(), String> {
         | Op::ExpertGather {}
         | Op::ExpertLinear { .. }
         | Op::ExpertSum {}
+        | Op::ExpertLut { .. }
+        | Op::LutBuild { .. }
+        | Op::LutApply {}
         | Op::Embed {}
         | Op::QuantAct { .. }
         | Op::Linear { .. }

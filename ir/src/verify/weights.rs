@@ -2,9 +2,11 @@
 
 use waste_plan::DType;
 use waste_plan::ids::SecondaryMap;
+use waste_plan::vq::VEC_DIM;
 
 use super::Errors;
-use crate::graph::{Def, Module, WeightDecl, WeightId, WeightInit};
+use crate::graph::{Def, Module, SourceId, Steps, WeightDecl, WeightId, WeightInit};
+use crate::infer::books_type;
 use crate::text::MAX_BANK;
 use crate::types::{Dim, TensorType};
 
@@ -16,6 +18,8 @@ pub(super) fn declarations(errors: &mut Errors<'_>) {
             errors.weight(id, 3, message);
         } else if let Err((rule, message)) = init_rule(module, id, weight) {
             errors.weight(id, rule, message);
+        } else if let Err(message) = books_rule(module, id, weight) {
+            errors.weight(id, 6, message);
         }
     }
 }
@@ -30,13 +34,13 @@ fn type_rule(module: &Module, ty: &TensorType) -> Result<(), String> {
     if sizes.is_empty() || sizes.contains(&0) {
         return Err("a weight has at least one dimension, and none of 0".to_owned());
     }
-    if !ty.dtype.is_float() && !ty.dtype.is_integer_weight() {
+    if !ty.dtype.is_float() && !ty.dtype.is_integer_weight() && ty.dtype.vq().is_none() {
         return Err(format!("{} holds no weights", ty.dtype.name()));
     }
     match module.upper_bytes(ty) {
         Some(_) => Ok(()),
         None => {
-            let block = ty.dtype.block().map_or(1, |it| it.elems);
+            let block = ty.dtype.block().map_or(VEC_DIM as u32, |it| it.elems);
             Err(format!("rows must be whole blocks of {block}, and the bytes fit 64 bits"))
         }
     }
@@ -72,24 +76,101 @@ fn init_rule(module: &Module, id: WeightId, weight: &WeightDecl) -> Result<(), (
             }
             stored_rule(*stored, weight.ty.dtype)
         }
+        WeightInit::Grouped { source, stored, codes, scales } => {
+            grouped_rule(module, *source, *stored, [*codes, *scales], &weight.ty)
+        }
+        WeightInit::Records { source, first, stride, indices, scales } => {
+            let places = [*first, *stride, *indices, *scales];
+            records_rule(module, *source, places, &weight.ty)
+        }
     }
+}
+
+/// Rules 4 and 5 for a matrix or a bank in groups.
+fn grouped_rule(
+    module: &Module,
+    source: SourceId,
+    stored: DType,
+    [codes, scales]: [Steps; 2],
+    ty: &TensorType,
+) -> Result<(), (u16, String)> {
+    let layout = stored.grouped().ok_or_else(|| (5, format!("{} is no grouped dtype", stored.name())))?;
+    if stored != ty.dtype && ty.dtype != DType::F32 {
+        return Err((5, format!("{} is stored where {} is declared", stored.name(), ty.dtype.name())));
+    }
+    let (count, rows, cols) = match sizes(ty).as_deref() {
+        Some([n, k]) => (1, u64::from(*n), u64::from(*k)),
+        Some([e, n, k]) => (u64::from(*e), u64::from(*n), u64::from(*k)),
+        _ => return Err((5, "a grouped weight is a matrix or a bank of them".to_owned())),
+    };
+    let lengths = [layout.row_bytes(cols), Some(layout.scale_bytes(cols))];
+    for (steps, row) in [codes, scales].into_iter().zip(lengths) {
+        let end = row.and_then(|it| it.checked_mul(rows)?.checked_add(steps.at(count - 1)?));
+        ends_inside(module, source, end)?;
+    }
+    Ok(())
+}
+
+/// Rules 4 and 5 for a bank in records.
+fn records_rule(
+    module: &Module,
+    source: SourceId,
+    [first, stride, indices, scales]: [u64; 4],
+    ty: &TensorType,
+) -> Result<(), (u16, String)> {
+    let (Some(code), [Dim::Const(e), Dim::Const(n), Dim::Const(k)]) = (ty.dtype.vq(), ty.shape.dims()) else {
+        return Err((5, "records hold vector-quantised banks [E, n, k]".to_owned()));
+    };
+    let (e, n, k) = (u64::from(*e), u64::from(*n), u64::from(*k));
+    for (what, at, len) in [("indices", indices, code.index_bytes(n, k)), ("scales", scales, Some(2 * n))] {
+        if len.and_then(|it| it.checked_add(at)).is_none_or(|end| end > stride) {
+            return Err((5, format!("the {what} of a matrix leave its record of {stride} bytes")));
+        }
+    }
+    ends_inside(module, source, e.checked_mul(stride).and_then(|it| it.checked_add(first)))
+}
+
+/// Rule 6 for codebooks.
+fn books_rule(module: &Module, id: WeightId, weight: &WeightDecl) -> Result<(), String> {
+    let (Some(code), Some(books)) = (weight.ty.dtype.vq(), weight.books) else {
+        return match (weight.ty.dtype.vq(), weight.books) {
+            (None, None) => Ok(()),
+            (Some(_), _) => Err("a vector-quantised weight needs 'books'".to_owned()),
+            (None, Some(_)) => Err(format!("{} has no 'books'", weight.ty.dtype.name())),
+        };
+    };
+    let decl = module.weights.get(books).filter(|_| books < id);
+    let decl = decl.ok_or_else(|| format!("the books {books} are not declared before"))?;
+    let expected = books_type(code);
+    if decl.ty == expected {
+        return Ok(());
+    }
+    let (found, expected) = (decl.ty.display(&module.syms), expected.display(&module.syms));
+    Err(format!("the books {:?} are {found}, expected {expected}", decl.name))
 }
 
 /// Rule 4: the bytes of a weight of `ty`'s shape lie inside the source.
 fn inside(
     module: &Module,
-    source: crate::SourceId,
+    source: SourceId,
     offset: u64,
     stored: DType,
     ty: &TensorType,
 ) -> Result<(), (u16, String)> {
-    let decl = module.sources.get(source).ok_or_else(|| (4, format!("there is no source {source}")))?;
+    if stored.block().is_none() {
+        return Err((5, format!("rows of {} lie in pieces", stored.name())));
+    }
     let stored_ty = TensorType { dtype: stored, shape: ty.shape.clone() };
-    let end = module.upper_bytes(&stored_ty).and_then(|it| it.checked_add(offset));
+    ends_inside(module, source, module.upper_bytes(&stored_ty).and_then(|it| it.checked_add(offset)))
+}
+
+/// Rule 4: `end`, `None` if beyond 64 bits, is not past that of the source.
+fn ends_inside(module: &Module, source: SourceId, end: Option<u64>) -> Result<(), (u16, String)> {
+    let decl = module.sources.get(source).ok_or_else(|| (4, format!("there is no source {source}")))?;
     match end {
         Some(end) if end <= decl.bytes => Ok(()),
         Some(end) => Err((4, format!("byte {end} is past the end of {source}, which has {}", decl.bytes))),
-        None => Err((4, format!("{} bytes at {offset} do not fit 64 bits", stored.name()))),
+        None => Err((4, "its bytes do not fit 64 bits".to_owned())),
     }
 }
 
@@ -136,12 +217,12 @@ pub(super) fn dead(errors: &mut Errors<'_>) {
             }
         }
     }
-    // Parts come before their whole, so one sweep backwards reaches all of them.
+    // Parts and codebooks come before their whole, so one sweep backwards reaches all of them.
     for (id, weight) in module.weights.iter().rev() {
         if !live[id] {
             errors.weight(id, 7, "no graph reads this weight".to_owned());
-        } else if let WeightInit::Concat(parts) = &weight.init {
-            parts.iter().for_each(|it| live[*it] = true);
+        } else {
+            weight.init.parts().iter().chain(&weight.books).for_each(|it| live[*it] = true);
         }
     }
 }

@@ -9,6 +9,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::grouped::GroupedLayout;
 use crate::vq::{LutLayout, Tables, VEC_DIM, VqCode};
 
 /// The arithmetic of linears over integer weights (numerics §2).
@@ -90,14 +91,20 @@ pub enum DType {
     Vq2r,
     /// As [`DType::Vq3r`], of [`VqCode::Vq4p`].
     Vq4p,
+    /// 8-bit integers, an f16 scale for 128, stored apart (see [`GroupedLayout`]).
+    Q8G,
+    /// As [`DType::Q8G`] with 4-bit codes minus 8.
+    Q4G,
+    /// As [`DType::Q8G`] with 3-bit codes minus 4.
+    Q3G,
     /// The lookup tables of one row of inputs (see [`LutLayout`]); the columns are the inputs.
     Lut(VqCode, Tables),
 }
 
 impl DType {
     /// Every dtype, in declaration order.
-    pub const ALL: [Self; 25] = {
-        let mut all = [Self::F32; 25];
+    pub const ALL: [Self; 28] = {
+        let mut all = [Self::F32; 28];
         let (plain, luts) = all.split_at_mut(Self::PLAIN.len());
         plain.copy_from_slice(&Self::PLAIN);
         let mut i = 0;
@@ -108,7 +115,7 @@ impl DType {
         all
     };
 
-    const PLAIN: [Self; 13] = [
+    const PLAIN: [Self; 16] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -122,6 +129,9 @@ impl DType {
         Self::Vq3r,
         Self::Vq2r,
         Self::Vq4p,
+        Self::Q8G,
+        Self::Q4G,
+        Self::Q3G,
     ];
 
     /// The name used in IR text and plans.
@@ -141,6 +151,9 @@ impl DType {
             Self::Vq3r => VqCode::Vq3r.name(),
             Self::Vq2r => VqCode::Vq2r.name(),
             Self::Vq4p => VqCode::Vq4p.name(),
+            Self::Q8G => "q8g",
+            Self::Q4G => "q4g",
+            Self::Q3G => "q3g",
             Self::Lut(code, tables) => LutLayout { code, tables }.name(),
         }
     }
@@ -155,7 +168,7 @@ impl DType {
     /// them wants quantised activations.
     #[must_use]
     pub const fn is_integer_weight(self) -> bool {
-        matches!(self, Self::Q4_0 | Self::Q4_1 | Self::Q8_0)
+        matches!(self, Self::Q4_0 | Self::Q4_1 | Self::Q8_0 | Self::Q8G | Self::Q4G | Self::Q3G)
     }
 
     /// Whether this is f32, f16 or bf16.
@@ -186,6 +199,17 @@ impl DType {
         }
     }
 
+    /// How codes and scales lie, if they lie apart.
+    #[must_use]
+    pub const fn grouped(self) -> Option<GroupedLayout> {
+        match self {
+            Self::Q8G => Some(GroupedLayout { bits: 8 }),
+            Self::Q4G => Some(GroupedLayout { bits: 4 }),
+            Self::Q3G => Some(GroupedLayout { bits: 3 }),
+            _ => None,
+        }
+    }
+
     /// The layout of lookup tables, if this dtype is one.
     #[must_use]
     pub const fn lut(self) -> Option<LutLayout> {
@@ -197,7 +221,7 @@ impl DType {
 
     /// Elements and bytes of one block as a *file* stores it (1 element for plain dtypes).
     /// Quantised activations and lookup tables are never stored in files and answer `None`; so do vector-quantised
-    /// matrices, of which no row lies in one piece.
+    /// and grouped matrices, of which no row lies in one piece.
     #[must_use]
     pub const fn block(self) -> Option<Block> {
         let (elems, bytes) = match self {
@@ -208,6 +232,7 @@ impl DType {
             Self::Q8_0 => (32, 34),
             Self::Fx24 | Self::Fx16 | Self::Fx8 => return None,
             Self::Vq3r | Self::Vq2r | Self::Vq4p | Self::Lut(..) => return None,
+            Self::Q8G | Self::Q4G | Self::Q3G => return None,
         };
         Some(Block { elems, bytes })
     }
@@ -233,12 +258,26 @@ impl DType {
         (n / u64::from(block.elems)).checked_mul(u64::from(block.bytes))
     }
 
-    /// Decodes file bytes to f32: the reference decode of every weight format.
+    /// Bytes of a matrix of `rows` rows of `n` elements, all its pieces together: rows, or codes or indices and scales.
+    /// `None` as [`DType::row_bytes`].
+    #[must_use]
+    pub fn matrix_bytes(self, rows: u64, n: u64) -> Option<u64> {
+        if let Some(code) = self.vq() {
+            return code.index_bytes(rows, n)?.checked_add(rows.checked_mul(2)?);
+        }
+        let row = match self.grouped() {
+            Some(layout) => layout.row_bytes(n)?.checked_add(layout.scale_bytes(n))?,
+            None => self.row_bytes(n)?,
+        };
+        row.checked_mul(rows)
+    }
+
+    /// Decodes file bytes to f32: the reference decode of every format whose rows lie in one piece.
     ///
     /// `src`: whole blocks; `dst`: `f32[blocks · elems]`.
     ///
     /// # Panics
-    /// If the lengths disagree, or for dtypes that hold no weights (i32, quantised activations) or need codebooks.
+    /// If the lengths disagree, or for dtypes without a block ([`DType::block`]) or of ids.
     pub fn decode(self, src: &[u8], dst: &mut [f32]) {
         let block = self.block().expect("a weight dtype");
         let n_blocks = dst.len() / block.elems as usize;
@@ -267,6 +306,7 @@ impl DType {
                 panic!("{} holds no weights", self.name())
             }
             Self::Vq3r | Self::Vq2r | Self::Vq4p => panic!("{} needs codebooks", self.name()),
+            Self::Q8G | Self::Q4G | Self::Q3G => panic!("the scales of {} lie apart", self.name()),
         }
     }
 }
@@ -423,6 +463,9 @@ mod tests {
         let lut = DType::Lut(VqCode::Vq4p, Tables::Fixed24);
         assert_eq!(lut.row_bytes(576), Some(72 * 256 * 4 + 64));
         assert_eq!((lut.row_bytes(12), lut.row_bytes(1 << 60)), (None, None));
-        assert_eq!(DType::Vq3r.row_bytes(576), None);
+        assert_eq!((DType::Vq3r.row_bytes(576), DType::Q4G.row_bytes(576)), (None, None));
+        assert_eq!(DType::Vq3r.matrix_bytes(65, 16), Some(128 * 2 * 3 + 130));
+        assert_eq!(DType::Q4G.matrix_bytes(3, 200), Some(3 * (128 + 4)));
+        assert_eq!(DType::Q8_0.matrix_bytes(3, 64), Some(204));
     }
 }

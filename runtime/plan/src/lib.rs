@@ -8,6 +8,7 @@
 
 pub mod dtype;
 pub mod file;
+pub mod grouped;
 pub mod ids;
 pub mod overlap;
 pub mod pack;
@@ -18,6 +19,7 @@ pub mod vq;
 pub mod words;
 
 pub use dtype::{Block, DType, FX_GROUP, FxLayout, Math};
+pub use grouped::GroupedLayout;
 pub use pack::{LANES, Packing};
 pub use vq::{LutLayout, Tables, VqCode};
 pub use words::{Act, RopeStyle, Scoring, StateKind, UnaryKind};

@@ -10,7 +10,11 @@
 //! | `W4` | `u8 [k/8][16][4]`: low nibbles k … k+3, high nibbles k+4 … k+7; then scales `f16 [k/32][16]` (w = code − 8) |
 //! | `W4M` | as `W4` with w = code, then minima `f16 [k/32][16]` after the scales |
 //!
-//! A block is padded to a multiple of 64 bytes. Exact values are kept: nothing is requantised.
+//! A block is padded to a multiple of 64 bytes. Exact values are kept: nothing is requantised; formats in groups of 128 repeat each
+//! scale four times, and 3-bit codes become nibbles.
+//!
+//! Two layouts are no blocks: `Columns`, the codebooks of a vector-quantised bank, each transposed to `f32 [8][entries]`; and
+//! `Record`, the bank itself, which stays in its container.
 
 mod encode;
 
@@ -40,11 +44,25 @@ pub enum Packing {
     W4,
     /// 4-bit codes, one f16 scale and one f16 minimum per 32 inputs.
     W4M,
+    /// The transpose of each matrix, f32: codebooks.
+    Columns,
+    /// No bytes in the plan: matrices in the records of a file.
+    Record,
 }
 
 impl Packing {
     /// Every packing, in declaration order.
-    pub const ALL: [Self; 7] = [Self::Plain, Self::F32, Self::F16, Self::BF16, Self::W8, Self::W4, Self::W4M];
+    pub const ALL: [Self; 9] = [
+        Self::Plain,
+        Self::F32,
+        Self::F16,
+        Self::BF16,
+        Self::W8,
+        Self::W4,
+        Self::W4M,
+        Self::Columns,
+        Self::Record,
+    ];
 
     /// The name used in plans and IR text.
     #[must_use]
@@ -57,6 +75,8 @@ impl Packing {
             Self::W8 => "w8x16",
             Self::W4 => "w4x16",
             Self::W4M => "w4mx16",
+            Self::Columns => "columns",
+            Self::Record => "record",
         }
     }
 
@@ -73,19 +93,26 @@ impl Packing {
             DType::F32 => Some(Self::F32),
             DType::F16 => Some(Self::F16),
             DType::BF16 => Some(Self::BF16),
-            DType::Q8_0 => Some(Self::W8),
-            DType::Q4_0 => Some(Self::W4),
+            DType::Q8_0 | DType::Q8G => Some(Self::W8),
+            DType::Q4_0 | DType::Q4G | DType::Q3G => Some(Self::W4),
             DType::Q4_1 => Some(Self::W4M),
             DType::I32 | DType::Fx24 | DType::Fx16 | DType::Fx8 => None,
-            DType::Vq3r | DType::Vq2r | DType::Vq4p | DType::Lut(..) => None,
+            DType::Vq3r | DType::Vq2r | DType::Vq4p => Some(Self::Record),
+            DType::Lut(..) => None,
         }
+    }
+
+    /// Whether a weight is blocks of 16 rows; if not, its bytes are packed in one piece.
+    #[must_use]
+    pub const fn is_blocked(self) -> bool {
+        !matches!(self, Self::Plain | Self::Columns | Self::Record)
     }
 
     /// Bytes of the codes of one block (16 rows, `k` inputs); the scales begin here.
     #[must_use]
     pub const fn payload_bytes(self, k: usize) -> usize {
         match self {
-            Self::Plain => 0,
+            Self::Plain | Self::Columns | Self::Record => 0,
             Self::F32 => k * LANES * 4,
             Self::F16 | Self::BF16 => k * LANES * 2,
             Self::W8 => k * LANES,
@@ -115,8 +142,11 @@ impl Packing {
     /// Bytes of a whole packed matrix of `rows` × `k`; `None` on overflow or for [`Packing::Plain`].
     #[must_use]
     pub fn bytes(self, rows: u64, k: u64) -> Option<u64> {
-        if self == Self::Plain {
-            return None;
+        match self {
+            Self::Plain => return None,
+            Self::Columns => return rows.checked_mul(k)?.checked_mul(4),
+            Self::Record => return Some(0),
+            _ => {}
         }
         k.checked_mul(128)?;
         let block = self.block_bytes(usize::try_from(k).ok()?) as u64;

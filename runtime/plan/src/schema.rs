@@ -142,7 +142,18 @@ impl Weight {
             (1, 1, _) => part.rows,
             _ => part.rows.checked_mul(self.cols)?,
         };
-        part.stored.row_bytes(elems)
+        match part.stored.grouped() {
+            // Every row is filled up to whole groups.
+            Some(layout) => layout.row_bytes(self.cols)?.checked_mul(part.rows),
+            None => part.stored.row_bytes(elems),
+        }
+    }
+
+    /// Stored bytes of the scales of part `index`, if they lie apart ([`Part::scales`]); `None` if there is no such part or size.
+    #[must_use]
+    pub fn scale_bytes(&self, index: usize) -> Option<u64> {
+        let part = self.parts.get(index)?;
+        part.stored.grouped()?.scale_bytes(self.cols).checked_mul(part.rows)
     }
 
     /// Bytes of one matrix in the weight's layout: all of an ordinary weight.
@@ -159,6 +170,9 @@ pub struct Part {
     pub source: u32,
     /// First byte.
     pub offset: u64,
+    /// First byte of the scales, where the format keeps them apart ([`crate::GroupedLayout`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scales: Option<u64>,
     /// Element type in the file.
     pub stored: DType,
     /// Rows of the weight that it makes.

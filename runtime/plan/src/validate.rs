@@ -216,16 +216,18 @@ fn weight(plan: &Plan, i: usize) -> Checked {
     }
     ensure(it.bank >= 1, || "a bank of no matrices".into())?;
     let bank = u64::from(it.bank);
-    let row =
-        it.dtype.row_bytes(it.cols).ok_or_else(|| format!("{} columns are no blocks of {dtype}", it.cols))?;
-    let expected = if it.packing == Packing::Plain {
-        it.rows.checked_mul(row).and_then(|it| it.checked_mul(bank))
+    let unit = if it.dtype.grouped().is_some() { 32 } else { it.dtype.block().map_or(1, |it| it.elems) };
+    ensure(it.cols.is_multiple_of(unit.into()), || format!("{} columns are no blocks of {dtype}", it.cols))?;
+    let matrix = if it.packing == Packing::Plain {
+        it.dtype.row_bytes(it.cols).and_then(|row| it.rows.checked_mul(row))
     } else {
-        ensure(Packing::of(it.dtype) == Some(it.packing), || {
+        let is_books = it.packing == Packing::Columns && it.dtype == DType::F32;
+        ensure(is_books || Packing::of(it.dtype) == Some(it.packing), || {
             format!("{dtype} packed as {}", it.packing.name())
         })?;
-        it.packing.bytes(it.rows, it.cols).and_then(|it| it.checked_mul(bank))
+        it.packing.bytes(it.rows, it.cols)
     };
+    let expected = matrix.and_then(|it| it.checked_mul(bank));
     ensure(expected == Some(it.bytes), || {
         format!(
             "{} bytes, but {bank} × {} × {} of {dtype} as {} take {expected:?}",
@@ -249,18 +251,26 @@ fn parts(plan: &Plan, it: &Weight) -> Checked {
         let source = plan.sources.get(part.source as usize);
         let source = source.ok_or_else(|| format!("source {} of {}", part.source, plan.sources.len()))?;
         let stored = part.stored.name();
-        let is_widened = it.dtype == DType::F32 && part.stored.is_float();
+        let is_apart = part.stored.grouped().is_some();
+        let is_widened = it.dtype == DType::F32 && (part.stored.is_float() || is_apart);
         ensure(part.stored == it.dtype || is_widened, || format!("{stored} stored for a weight of {dtype}"))?;
         ensure(!part.transposed || part.stored.is_float(), || format!("a transposed part of {stored}"))?;
         let (rows, cols) = if is_vector { (1, part.rows) } else { (part.rows, it.cols) };
-        let bytes = part.stored.row_bytes(cols).and_then(|row| row.checked_mul(rows));
-        let end = bytes.and_then(|it| it.checked_add(part.offset));
-        ensure(end.is_some_and(|end| end <= source.bytes), || {
-            format!(
-                "{rows} × {cols} of {stored} at byte {} leave a source of {} bytes",
-                part.offset, source.bytes
-            )
-        })?;
+        let lies_inside = |row: Option<u64>, at: u64| {
+            let end = row.and_then(|it| it.checked_mul(rows)?.checked_add(at));
+            ensure(end.is_some_and(|end| end <= source.bytes), || {
+                format!("{rows} × {cols} of {stored} at byte {at} leave a source of {} bytes", source.bytes)
+            })
+        };
+        match (part.stored.grouped(), part.scales) {
+            (None, None) => lies_inside(part.stored.row_bytes(cols), part.offset)?,
+            (Some(layout), Some(scales)) if !is_vector => {
+                lies_inside(layout.row_bytes(cols), part.offset)?;
+                lies_inside(Some(layout.scale_bytes(cols)), scales)?;
+            }
+            (None, Some(_)) => return Err(format!("{stored} has no scales apart")),
+            (Some(_), _) => return Err(format!("a part of {stored} must be a matrix with scales apart")),
+        }
         sum = sum.saturating_add(part.rows);
     }
     let (what, whole) =

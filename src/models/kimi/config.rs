@@ -2,7 +2,7 @@
 
 use waste_ir::{ModelInfo, Scoring};
 
-use crate::formats::{FormatError, Meta, ModelFiles, shown};
+use crate::formats::{Format, FormatError, Meta, ModelFiles, shown};
 
 use crate::models::Result;
 use crate::models::ffn::GatedAct;
@@ -16,6 +16,10 @@ use crate::models::rope::Rope;
 const LATENT_EPS: f32 = 1e-6;
 /// The eps of the lengths of q and k: that of the reference's kernels.
 const L2_EPS: f32 = 1e-6;
+/// As [`L2_EPS`], of the engine whose containers these are; there norms of latents have the eps of all others.
+const CONTAINER_L2_EPS: f32 = 1e-12;
+/// Positions where a container does not say: it needs no such key.
+const CONTAINER_CTX: u32 = 4096;
 
 type Res<T> = std::result::Result<T, FormatError>;
 
@@ -42,10 +46,17 @@ pub(super) struct Config {
 }
 
 /// Positions that the model was trained for.
-pub(super) fn trained_ctx(meta: &Meta) -> Result<u32> {
-    let key =
-        if meta.contains("max_position_embeddings") { "max_position_embeddings" } else { "model_max_length" };
-    Ok(positive(meta, key)?)
+pub(super) fn trained_ctx(files: &ModelFiles) -> Result<u32> {
+    let meta = files.meta();
+    for key in ["max_position_embeddings", "model_max_length"] {
+        if let Some(ctx) = get_positive(meta, key)? {
+            return Ok(ctx);
+        }
+    }
+    if files.format() == Format::Container {
+        return Ok(CONTAINER_CTX);
+    }
+    Err(meta.missing("max_position_embeddings").into())
 }
 
 impl Config {
@@ -70,42 +81,45 @@ impl Config {
             || self.res_block.is_some() && name.starts_with("model.layers.0.self_attention_res_")
     }
 
-    pub(super) fn from_json(files: &ModelFiles) -> Result<Self> {
+    /// `has_head`: whether the model has the tensor of a head of its own.
+    pub(super) fn from_json(files: &ModelFiles, has_head: bool) -> Result<Self> {
         let meta = files.meta();
         let folder = files.folder().file_name().map(|it| it.to_string_lossy().into_owned());
         let n_layers = positive(meta, "num_hidden_layers")?;
         let is_kda = delta_layers(meta, n_layers)?;
-        let is_tied = match meta.get_bool("tie_word_embeddings")? {
-            Some(it) => it,
-            None => files.get_tensor(super::HEAD)?.is_none(),
-        };
+        let is_tied = meta.get_bool("tie_word_embeddings")?.unwrap_or(!has_head);
         let heads = positive(meta, "num_attention_heads")?;
         if let Some(kv_heads) = get_positive(meta, "num_key_value_heads")?.filter(|it| *it != heads) {
             let reason = format!("{kv_heads}, but latents are shared by all {heads} heads");
             return Err(meta.refuse("num_key_value_heads", reason).into());
         }
         let moe = experts(meta)?;
+        let eps = epsilon(meta, "rms_norm_eps", Some(1e-5))?;
+        let (latent_eps, l2_eps) = match files.format() {
+            Format::Container => (eps, CONTAINER_L2_EPS),
+            Format::Gguf | Format::Safetensors => (LATENT_EPS, L2_EPS),
+        };
         let config = Self {
             info: ModelInfo {
                 name: folder.unwrap_or_else(|| "model".to_owned()),
                 arch: "kimi_linear".to_owned(),
-                ctx_trained: trained_ctx(meta)?,
+                ctx_trained: trained_ctx(files)?,
                 vocab: positive(meta, "vocab_size")?,
             },
             n_layers,
             hidden: positive(meta, "hidden_size")?,
             ffn: positive(meta, "intermediate_size")?,
-            eps: epsilon(meta, "rms_norm_eps", Some(1e-5))?,
+            eps,
             act: GatedAct::from_config(meta)?,
             is_tied,
             kda: if is_kda.contains(&true) {
-                Some(delta(meta)?)
+                Some(delta(meta, l2_eps)?)
             } else {
                 ignore_all(meta, "linear_attn_config.");
                 None
             },
             is_kda,
-            mla: latent(meta, heads)?,
+            mla: latent(meta, heads, latent_eps)?,
             first_moe: first_moe(meta, n_layers, moe.is_some())?,
             moe,
             res_block: meta.get_u32("attn_res_block_size")?.filter(|it| *it > 0),
@@ -149,7 +163,7 @@ fn delta_layers(meta: &Meta, n_layers: u32) -> Res<Vec<bool>> {
     Ok(is_kda)
 }
 
-fn delta(meta: &Meta) -> Res<KdaConfig> {
+fn delta(meta: &Meta, l2_eps: f32) -> Res<KdaConfig> {
     let key = |name: &str| format!("linear_attn_config.{name}");
     let (heads, head_dim) = (positive(meta, &key("num_heads"))?, positive(meta, &key("head_dim"))?);
     let taps = get_positive(meta, &key("short_conv_kernel_size"))?.unwrap_or(4);
@@ -168,11 +182,11 @@ fn delta(meta: &Meta) -> Res<KdaConfig> {
         has_full_gate: meta.get_bool(&key("use_full_rank_gate"))?.unwrap_or(false),
         #[expect(clippy::cast_possible_truncation, reason = "kernels take f32")]
         lower_bound: lower_bound as f32,
-        l2_eps: L2_EPS,
+        l2_eps,
     })
 }
 
-fn latent(meta: &Meta, heads: u32) -> Res<MlaConfig> {
+fn latent(meta: &Meta, heads: u32, eps: f32) -> Res<MlaConfig> {
     let (nope_dim, value_dim) = (positive(meta, "qk_nope_head_dim")?, positive(meta, "v_head_dim")?);
     let (latents, rope_dim) =
         (positive(meta, "kv_lora_rank")?, meta.get_u32("qk_rope_head_dim")?.unwrap_or(0));
@@ -203,7 +217,7 @@ fn latent(meta: &Meta, heads: u32) -> Res<MlaConfig> {
         rope,
         #[expect(clippy::cast_possible_truncation, reason = "kernels take f32")]
         scale: (sharper / f64::from(query_dim).sqrt()) as f32,
-        eps: LATENT_EPS,
+        eps,
     })
 }
 

@@ -125,7 +125,14 @@ fn weight(name: &str, offset: u64, bytes: u64) -> Weight {
         bytes,
         offset,
         crc32c: 0,
-        parts: vec![Part { source: 0, offset: 4096, stored: DType::Q4_1, rows: 16, transposed: false }],
+        parts: vec![Part {
+            source: 0,
+            offset: 4096,
+            scales: None,
+            stored: DType::Q4_1,
+            rows: 16,
+            transposed: false,
+        }],
     }
 }
 

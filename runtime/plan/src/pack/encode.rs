@@ -2,7 +2,7 @@
 //!
 //! Works on one block of 16 rows at a time, so a caller may pack blocks in any order on any number of threads.
 
-use crate::dtype::DType;
+use crate::dtype::{DType, FX_GROUP};
 use crate::pack::{LANES, Packing};
 use crate::schema::Weight;
 
@@ -10,22 +10,33 @@ use crate::schema::Weight;
 pub trait PartBytes: Sync {
     /// All stored bytes of part `index` of the weight that is being packed.
     fn part(&self, index: usize) -> &[u8];
+
+    /// All bytes of the scales of part `index`, where they lie apart.
+    fn scales(&self, index: usize) -> &[u8] {
+        let _ = index;
+        &[]
+    }
 }
 
-/// Packs block `block` of `weight` into `out`, or all rows of a [`Packing::Plain`] weight as block 0.
+/// Packs block `block` of `weight` into `out`; a weight that is not blocked ([`Packing::is_blocked`]) whole, as block 0.
 ///
 /// `out`: exactly the bytes of the block. `rows`: scratch, reused between calls.
 ///
 /// # Panics
 /// If `parts` or `out` do not have the bytes that `weight` says; callers have validated the plan and its sources.
 pub fn pack_block(weight: &Weight, block: u64, parts: &dyn PartBytes, rows: &mut RowBuffer, out: &mut [u8]) {
-    if weight.packing == Packing::Plain {
-        let row_bytes = plain_row_bytes(weight);
-        for (row, out) in (0..).zip(out.chunks_exact_mut(row_bytes)) {
-            rows.fetch(weight, row, parts);
-            out.copy_from_slice(&rows.bytes);
+    match weight.packing {
+        Packing::Plain => {
+            let row_bytes = plain_row_bytes(weight);
+            for (row, out) in (0..).zip(out.chunks_exact_mut(row_bytes)) {
+                rows.fetch(weight, row, parts);
+                out.copy_from_slice(&rows.bytes);
+            }
+            return;
         }
-        return;
+        Packing::Columns => return pack_columns(weight, parts, rows, out),
+        Packing::Record => return,
+        _ => {}
     }
     out.fill(0);
     // Every matrix of a bank is whole blocks.
@@ -36,6 +47,18 @@ pub fn pack_block(weight: &Weight, block: u64, parts: &dyn PartBytes, rows: &mut
         if row < weight.rows {
             rows.fetch(weight, matrix * weight.rows + row, parts);
             put_row(weight, lane, &rows.bytes, out);
+        }
+    }
+}
+
+/// The transpose of each matrix, in f32.
+fn pack_columns(weight: &Weight, parts: &dyn PartBytes, rows: &mut RowBuffer, out: &mut [u8]) {
+    let size = |it: u64| usize::try_from(it).expect("a weight fits in memory");
+    let n = size(weight.rows);
+    for (matrix, out) in (0..).zip(out.chunks_exact_mut(n * size(weight.cols) * 4)) {
+        for row in 0..n {
+            rows.fetch(weight, matrix * weight.rows + row as u64, parts);
+            put_elements::<4>((row, n), &rows.bytes, out);
         }
     }
 }
@@ -66,7 +89,9 @@ impl RowBuffer {
         for (index, part) in weight.parts.iter().enumerate() {
             if row < first + part.rows {
                 let stored = parts.part(index);
-                if part.transposed {
+                if part.stored.grouped().is_some() {
+                    self.grouped(weight, part.stored, row - first, (stored, parts.scales(index)));
+                } else if part.transposed {
                     self.column(weight, part.stored, stored, (row - first, part.rows));
                 } else {
                     let bytes = part.stored.row_bytes(weight.cols).expect("a validated part");
@@ -93,6 +118,25 @@ impl RowBuffer {
         wide.iter().for_each(|it| self.bytes.extend_from_slice(&it.to_le_bytes()));
     }
 
+    /// Appends row `row` of a part whose scales lie apart: its codes, then its scales; or its weights, if the weight is f32.
+    fn grouped(&mut self, weight: &Weight, stored: DType, row: u64, (codes, scales): (&[u8], &[u8])) {
+        let layout = stored.grouped().expect("the caller has looked");
+        let index = |it: u64| usize::try_from(it).expect("a part fits in memory");
+        let row_bytes = layout.row_bytes(weight.cols).expect("a validated part");
+        let codes = &codes[index(row * row_bytes)..][..index(row_bytes)];
+        let scale_bytes = layout.scale_bytes(weight.cols);
+        let scales = &scales[index(row * scale_bytes)..][..index(scale_bytes)];
+        if weight.dtype == stored {
+            self.bytes.extend_from_slice(codes);
+            self.bytes.extend_from_slice(scales);
+            return;
+        }
+        assert_eq!(weight.dtype, DType::F32, "codes are widened to f32 only");
+        let mut wide = vec![0f32; usize::try_from(weight.cols).expect("a row fits in memory")];
+        layout.decode_row(codes, scales, &mut wide);
+        wide.iter().for_each(|it| self.bytes.extend_from_slice(&it.to_le_bytes()));
+    }
+
     /// Appends column `column` of a stored matrix `[cols, columns]`.
     fn column(&mut self, weight: &Weight, stored: DType, bytes: &[u8], (column, columns): (u64, u64)) {
         let size = stored.block().expect("a float").bytes as usize;
@@ -110,9 +154,10 @@ fn put_row(weight: &Weight, lane: usize, row: &[u8], out: &mut [u8]) {
     let packing = weight.packing;
     let k = usize::try_from(weight.cols).expect("a row fits in memory");
     match packing {
-        Packing::Plain => unreachable!("plain rows are copied"),
-        Packing::F32 => put_elements::<4>(lane, row, out),
-        Packing::F16 | Packing::BF16 => put_elements::<2>(lane, row, out),
+        Packing::Plain | Packing::Columns | Packing::Record => unreachable!("packed in one piece"),
+        Packing::F32 => put_elements::<4>((lane, LANES), row, out),
+        Packing::F16 | Packing::BF16 => put_elements::<2>((lane, LANES), row, out),
+        Packing::W8 | Packing::W4 if weight.dtype.grouped().is_some() => put_grouped(weight, lane, row, out),
         Packing::W8 => {
             for (group, block) in row.chunks_exact(34).enumerate() {
                 put_half(packing.payload_bytes(k), group, lane, &block[..2], out);
@@ -125,21 +170,49 @@ fn put_row(weight: &Weight, lane: usize, row: &[u8], out: &mut [u8]) {
         Packing::W4 => {
             for (group, block) in row.chunks_exact(18).enumerate() {
                 put_half(packing.payload_bytes(k), group, lane, &block[..2], out);
-                put_nibbles(group, lane, &block[2..], out);
+                put_nibbles(group, lane, ggml_nibble(&block[2..]), out);
             }
         }
         Packing::W4M => {
             for (group, block) in row.chunks_exact(20).enumerate() {
                 put_half(packing.payload_bytes(k), group, lane, &block[..2], out);
                 put_half(packing.minima_at(k), group, lane, &block[2..4], out);
-                put_nibbles(group, lane, &block[4..], out);
+                put_nibbles(group, lane, ggml_nibble(&block[4..]), out);
             }
         }
     }
 }
 
-fn put_elements<const N: usize>(lane: usize, row: &[u8], out: &mut [u8]) {
-    for (src, dst) in row.chunks_exact(N).zip(out.chunks_exact_mut(N * LANES)) {
+/// A row in groups of 128, its codes before its scales: the scale of each 32 is that of their group.
+fn put_grouped(weight: &Weight, lane: usize, row: &[u8], out: &mut [u8]) {
+    let layout = weight.dtype.grouped().expect("the caller has looked");
+    let (codes, scales) = row.split_at(row.len() - 2 * row_groups(weight));
+    let k = usize::try_from(weight.cols).expect("a row fits in memory");
+    let plane = weight.packing.payload_bytes(k);
+    for group in 0..k / 32 {
+        let scale = &scales[group * 32 / FX_GROUP * 2..][..2];
+        put_half(plane, group, lane, scale, out);
+        let integer = |i: usize| layout.integer(codes, group * 32 + i);
+        if weight.packing == Packing::W8 {
+            for i in 0..32 {
+                let k = group * 32 + i;
+                out[k / 4 * 64 + lane * 4 + k % 4] = integer(i).cast_unsigned();
+            }
+        } else {
+            put_nibbles(group, lane, |i| (integer(i) + 8).cast_unsigned(), out);
+        }
+    }
+}
+
+/// Scales of a row whose scales lie apart.
+fn row_groups(weight: &Weight) -> usize {
+    let groups = weight.dtype.grouped().map_or(0, |it| it.groups(weight.cols));
+    usize::try_from(groups).expect("a row fits in memory")
+}
+
+/// Element k of a row to place `k · lanes + lane`.
+fn put_elements<const N: usize>((lane, lanes): (usize, usize), row: &[u8], out: &mut [u8]) {
+    for (src, dst) in row.chunks_exact(N).zip(out.chunks_exact_mut(N * lanes)) {
         dst[lane * N..(lane + 1) * N].copy_from_slice(src);
     }
 }
@@ -150,9 +223,13 @@ fn put_half(plane: usize, group: usize, lane: usize, half: &[u8], out: &mut [u8]
     out[at..at + 2].copy_from_slice(half);
 }
 
-/// GGML's 16 bytes (element i low, i + 16 high) to `[k/8][16][4]`: low nibbles k … k+3, high nibbles k+4 … k+7.
-fn put_nibbles(group: usize, lane: usize, codes: &[u8], out: &mut [u8]) {
-    let code = |i: usize| if i < 16 { codes[i] & 15 } else { codes[i - 16] >> 4 };
+/// Code i of GGML's 16 bytes: element i low, i + 16 high.
+fn ggml_nibble(codes: &[u8]) -> impl Fn(usize) -> u8 + '_ {
+    |i| if i < 16 { codes[i] & 15 } else { codes[i - 16] >> 4 }
+}
+
+/// The 32 codes of a group to `[k/8][16][4]`: low nibbles k … k+3, high nibbles k+4 … k+7.
+fn put_nibbles(group: usize, lane: usize, code: impl Fn(usize) -> u8, out: &mut [u8]) {
     for eight in 0..4 {
         let at = ((group * 4 + eight) * LANES + lane) * 4;
         for j in 0..4 {
@@ -179,7 +256,7 @@ mod tests {
     }
 
     fn part(stored: DType, rows: u64, transposed: bool) -> Part {
-        Part { source: 0, offset: 0, stored, rows, transposed }
+        Part { source: 0, offset: 0, scales: None, stored, rows, transposed }
     }
 
     /// Every stored value is found again at its documented place.

@@ -251,6 +251,7 @@ fn part(line: &mut Line<'_>) -> Parsed<Part> {
     line.mark('@')?;
     let source = line.int()?;
     let offset = bracketed(line)?;
+    let scales = if line.takes('+') { Some(bracketed(line)?) } else { None };
     line.mark(':')?;
     let stored = kind::dtype(line)?;
     let rows = bracketed(line)?;
@@ -258,7 +259,7 @@ fn part(line: &mut Line<'_>) -> Parsed<Part> {
     if transposed {
         line.key("T")?;
     }
-    Ok(Part { source, offset, stored, rows, transposed })
+    Ok(Part { source, offset, scales, stored, rows, transposed })
 }
 
 fn state(line: &mut Line<'_>) -> Parsed<State> {

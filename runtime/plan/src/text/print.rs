@@ -57,7 +57,11 @@ fn weight(i: usize, it: &Weight, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let comma = if i == 0 { "" } else { ", " };
         let transposed = if part.transposed { "^T" } else { "" };
         let (source, dtype) = (part.source, part.stored.name());
-        write!(f, "{comma}@{source}[{:#x}]:{dtype}[{}]{transposed}", part.offset, part.rows)?;
+        write!(f, "{comma}@{source}[{:#x}]", part.offset)?;
+        if let Some(scales) = part.scales {
+            write!(f, "+[{scales:#x}]")?;
+        }
+        write!(f, ":{dtype}[{}]{transposed}", part.rows)?;
     }
     writeln!(f)
 }

@@ -154,6 +154,7 @@ impl Draw {
             parts: self.many(3, |it| Part {
                 source: it.u32(),
                 offset: it.u64(),
+                scales: it.flag().then(|| it.u64()),
                 stored: it.pick(&DType::ALL),
                 rows: it.u64(),
                 transposed: it.flag(),

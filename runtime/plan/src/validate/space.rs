@@ -76,7 +76,10 @@ fn strided(it: &Operand, offset: u64, program: &Program) -> Result<u64, String> 
         | DType::Q8_0
         | DType::Vq3r
         | DType::Vq2r
-        | DType::Vq4p => {
+        | DType::Vq4p
+        | DType::Q8G
+        | DType::Q4G
+        | DType::Q3G => {
             return Err(format!("an activation of {}", it.dtype.name()));
         }
     };

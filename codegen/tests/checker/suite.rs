@@ -37,7 +37,14 @@ fn case(seed: u64, disabled: &[&str]) -> Result<Case, PlanError> {
     }
     let math = Math::ALL[usize::try_from(seed % 4).unwrap()];
     let disabled = disabled.iter().map(ToString::to_string).collect();
-    let options = PipelineOptions { math, only: None, disabled, rewrite_limit: None, verify: true };
+    let options = PipelineOptions {
+        math,
+        tables: waste_plan::Tables::Fixed24,
+        only: None,
+        disabled,
+        rewrite_limit: None,
+        verify: true,
+    };
     waste_passes::run(&mut module, &options, &mut |_| {}).unwrap();
     let kv = module.states.values().next().map_or(DType::F32, |it| it.ty.dtype);
     let hi = |name: &str| module.syms.values().find(|it| it.name == name).unwrap().hi;

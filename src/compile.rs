@@ -278,7 +278,6 @@ fn finish(
 ) -> Result<Compiled, CompileError> {
     let passes = PipelineOptions {
         math: options.math,
-        tables: Tables::Fixed24,
         only: options.only.clone(),
         disabled: options.disabled.clone(),
         rewrite_limit: options.rewrite_limit,

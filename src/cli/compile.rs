@@ -10,7 +10,6 @@ use waste::formats::grouped;
 use waste_ir::print_module;
 use waste_passes::pipeline::find;
 use waste_passes::{Event, PassError, PipelineOptions, pipeline};
-use waste_plan::Tables;
 use waste_plan::schema::Plan;
 
 use super::args::{LimitArgs, ShapeArgs, read_text};

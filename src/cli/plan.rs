@@ -65,7 +65,11 @@ pub(crate) fn run(args: &PlanArgs, cx: &Cx) -> Result<(), CliError> {
     }
     let mut text = as_text(&plan);
     if !sizes.is_empty() {
-        let from = if args.trace.is_some() { "hits as the trace has them" } else { "experts chosen evenly, the worst case" };
+        let from = if args.trace.is_some() {
+            "hits as the trace has them"
+        } else {
+            "experts chosen evenly, the worst case"
+        };
         let table = budget::table(&sizes, args.nvme).markdown();
         write!(text, "\nwhat a cache of experts buys, {from}:\n\n{table}").expect("writing to a string");
     }
@@ -81,7 +85,9 @@ pub(super) fn arena_ratio(memory: &Memory) -> f64 {
 /// The least memory that any placement could do with, with one thread.
 fn floor(plan: &Plan) -> u64 {
     let experts = CacheSizes::of(plan).map(|it| it.floor);
-    needed_bytes_with(plan, 1, experts).saturating_sub(plan.memory.scratch).saturating_add(plan.memory.scratch_lower_bound)
+    needed_bytes_with(plan, 1, experts)
+        .saturating_sub(plan.memory.scratch)
+        .saturating_add(plan.memory.scratch_lower_bound)
 }
 
 fn as_json(plan: &Plan, sizes: &[budget::Size], nvme: Option<f64>) -> String {

@@ -172,19 +172,6 @@ fn parts(module: &Module, id: WeightId) -> Option<Vec<Part>> {
                 }
                 continue;
             }
-            WeightInit::Grouped { source, stored, codes, scales } => {
-                // One part a matrix, too.
-                let matrices = if let [Dim::Const(bank), _, _] = decl.ty.shape.dims() { *bank } else { 1 };
-                let source = u32::try_from(source.index()).ok()?;
-                for e in 0..u64::from(matrices) {
-                    let place = |it: &Steps| it.step.checked_mul(e).and_then(|by| by.checked_add(it.first));
-                    let (offset, scales) = (place(codes)?, Some(place(scales)?));
-                    let rows = rows / u64::from(matrices);
-                    out.push(Part { source, offset, scales, stored: *stored, rows, transposed: false });
-                }
-                continue;
-            }
-            WeightInit::Records { .. } => continue,
             WeightInit::Stored { source, offset, stored } => (source, offset, stored, false),
             WeightInit::Transposed { source, offset, stored } => (source, offset, stored, true),
         };

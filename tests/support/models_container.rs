@@ -158,20 +158,33 @@ fn shared() -> PathBuf {
     PathBuf::from(value)
 }
 
-/// Last-token logits of the engine, on its scalar rows. Its tables of VQ4P are rounded to bytes, ours are exact.
+/// Compares last-token logits with those of the engine, on its scalar rows and on its widest ones.
+fn check_golden(name: &str, limit: f64) {
+    let root = shared();
+    let (files, module) = imported(&root.join(name));
+    let found = logits(&files, &module, &[11]);
+    for rows in ["cpu", "auto"] {
+        let golden = std::fs::read(root.join(format!("golden/{name}.{rows}.bin"))).unwrap();
+        let error = relative_l2(&found, &floats(&golden));
+        println!("{name}.{rows}: {error:e}");
+        assert!(error <= limit, "{name}.{rows}: {error:e}");
+    }
+}
+
+/// Its tables of VQ4P are rounded to bytes, ours are exact: that is the second limit.
 #[test]
 #[cfg_attr(not(feature = "slow-tests"), ignore = "the containers are not shipped: --features slow-tests")]
 fn containers_evaluate_as_their_engine_does() {
-    let root = shared();
-    let limits = [("tiny-vq3r", 2e-5), ("tinyk3-vq3r", 2e-5), ("tiny-vq4p", 5e-2), ("tinyk3-vq4p", 5e-2)];
-    for (name, limit) in limits {
-        let (files, module) = imported(&root.join(name));
-        let found = logits(&files, &module, &[11]);
-        for rows in ["cpu", "auto"] {
-            let golden = std::fs::read(root.join(format!("golden/{name}.{rows}.bin"))).unwrap();
-            let error = relative_l2(&found, &floats(&golden));
-            println!("{name}.{rows}: {error:e}");
-            assert!(error <= limit, "{name}.{rows}: {error:e}");
-        }
+    for (code, limit) in [("vq3r", 2e-5), ("vq4p", 5e-2)] {
+        check_golden(&format!("tiny-{code}"), limit);
+        check_golden(&format!("tinyk3-{code}"), limit);
     }
+}
+
+/// Layers of the real width.
+#[test]
+#[cfg_attr(not(feature = "slow-tests"), ignore = "the containers are not shipped: --features slow-tests")]
+fn wide_containers_evaluate_as_their_engine_does() {
+    check_golden("kl4-vq3r", 2e-5);
+    check_golden("kl4-vq4p", 5e-2);
 }

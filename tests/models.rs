@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "support/models_container.rs"]
+mod containers;
 #[path = "support/models_files.rs"]
 mod files;
 #[path = "support/gguf.rs"]
@@ -10,6 +12,8 @@ mod gguf;
 mod kimi;
 #[path = "support/models_moe.rs"]
 mod moe;
+#[path = "support/models_made.rs"]
+mod made;
 #[path = "support/models_refusals.rs"]
 mod refusals;
 #[path = "support/scratch.rs"]

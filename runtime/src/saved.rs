@@ -36,7 +36,8 @@ fn description(plan: &Plan) -> String {
     let mut out = String::new();
     let (model, options) = (&plan.model, &plan.options);
     // Writing to a string does not fail.
-    let _ = writeln!(out, "model {:?} of {} parameters, vocabulary {}", model.name, model.params, model.vocab);
+    let _ =
+        writeln!(out, "model {:?} of {} parameters, vocabulary {}", model.name, model.params, model.vocab);
     let _ = writeln!(out, "arithmetic {}, caches of {}", options.math.name(), options.kv.name());
     for source in &plan.sources {
         let _ = writeln!(out, "source of {} bytes, header {}", source.bytes, source.header_sha256);

@@ -123,7 +123,10 @@ fn resume(
     path: &Path,
 ) -> Result<(), CliError> {
     let [prompt] = prompts else {
-        return Err(CliError::Usage(format!("--session holds one sequence, {} prompts are given", prompts.len())));
+        return Err(CliError::Usage(format!(
+            "--session holds one sequence, {} prompts are given",
+            prompts.len()
+        )));
     };
     if !path.exists() {
         return Ok(());

@@ -1,6 +1,7 @@
 //! The weights of a random module, and their bytes.
 
-use waste_plan::DType;
+use waste_plan::vq::VEC_DIM;
+use waste_plan::{DType, VqCode};
 
 use super::{Config, POSITIONS, ROWS, Rng};
 use crate::graph::{Module, StateDecl, StateId, StateKind, WeightId, WeightInit};
@@ -139,6 +140,37 @@ impl Weights {
         self.add(name, DType::F32, &[rows, cols], stored, false)
     }
 
+    /// A vector-quantised bank with codebooks of its own. Every byte is an index.
+    fn coded_bank(&mut self, name: &str, dims: [u32; 3], code: VqCode) -> WeightId {
+        let [n, rows, cols] = dims.map(u64::from);
+        let size = |it: usize| u32::try_from(it).expect("a few hundred");
+        let (books, first) = ([code.stages(), code.entries(), VEC_DIM].map(size), self.bytes.len() as u64);
+        let source = self.module.sources.keys().next().expect("the one source");
+        self.blocks(DType::F16, books.iter().product());
+        let book_bytes = u64::from(2 * books[1] * books[2]);
+        let parts = (0..u64::from(books[0])).map(|it| (source, first + it * book_bytes)).collect();
+        let ty = TensorType::new(DType::F32, &books.map(Dim::Const));
+        let init = WeightInit::Bank { stored: DType::F16, parts };
+        let books = self.module.add_weight(&format!("{name}.books"), ty, init);
+
+        let (first, scales) =
+            (self.bytes.len() as u64, code.index_bytes(rows, cols).expect("whole positions"));
+        for _ in 0..n {
+            self.fill(usize::try_from(scales).expect("a small matrix"));
+            self.blocks(DType::F16, dims[1]);
+        }
+        self.bytes.resize(self.bytes.len().next_multiple_of(32), 0);
+        let dtype = DType::ALL.into_iter().find(|it| it.vq() == Some(code)).expect("each code has a dtype");
+        let init = WeightInit::Records { source, first, stride: scales + 2 * rows, indices: 0, scales };
+        self.module.add_vq_bank(name, TensorType::new(dtype, &dims.map(Dim::Const)), init, books)
+    }
+
+    fn blocks(&mut self, stored: DType, n: u32) {
+        for _ in 0..n {
+            self.block(stored, true);
+        }
+    }
+
     pub(super) fn vector(&mut self, name: &str, n: u32) -> WeightId {
         let stored = self.rng.pick(&[DType::F32, DType::F16, DType::BF16]);
         self.add(name, DType::F32, &[n], stored, false)
@@ -184,9 +216,13 @@ impl Weights {
         let ups: &[&str] = if cx.gated { &["ffn_gate", "ffn_up"] } else { &["ffn_up"] };
         let ff = match cx.experts {
             Some(n) => {
-                let mut banks: Vec<Linear> =
-                    ups.iter().map(|it| (self.matrices(&at(it), &[n, cx.ff, cx.hidden]), None)).collect();
-                banks.push((self.matrices(&at("ffn_down"), &[n, cx.hidden, cx.ff]), None));
+                let code = self.rng.pick(&[None, Some(VqCode::Vq3r), Some(VqCode::Vq2r), Some(VqCode::Vq4p)]);
+                let mut bank = |name: &str, rows: u32, cols: u32| match code {
+                    Some(code) => (self.coded_bank(&at(name), [n, rows, cols], code), None),
+                    None => (self.matrices(&at(name), &[n, rows, cols]), None),
+                };
+                let mut banks: Vec<Linear> = ups.iter().map(|it| bank(it, cx.ff, cx.hidden)).collect();
+                banks.push(bank("ffn_down", cx.hidden, cx.ff));
                 banks
             }
             None => {

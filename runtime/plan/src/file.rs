@@ -41,8 +41,8 @@ use std::path::{Path, PathBuf};
 use crate::schema::{Plan, VERSION};
 
 pub use crc32c::crc32c;
-pub use temp::write_whole;
 use header::{Entry, Header};
+pub use temp::write_whole;
 pub use write::{PlanWriter, WeightsAt};
 
 /// Sections start at multiples of this many bytes.

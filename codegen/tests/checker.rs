@@ -11,6 +11,10 @@ mod ideal;
 mod kernels;
 #[path = "checker/memory.rs"]
 mod memory;
+#[path = "checker/mutate_declaration.rs"]
+mod mutate_declaration;
+#[path = "checker/mutate_step.rs"]
+mod mutate_step;
 #[path = "checker/mutate.rs"]
 mod mutate;
 #[path = "checker/of_op.rs"]

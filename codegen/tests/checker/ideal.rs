@@ -6,7 +6,7 @@ use waste_ir::{Def, Dim, Graph, Module, Op, OpId, StateKind, TensorType, ValueId
 use waste_plan::ids::EntityRef;
 
 use super::element::element;
-use super::kernels::{Family, Operands, mix, name};
+use super::kernels::{Family, LINE, Operands, mix, name};
 use super::of_op;
 use super::targets::targets;
 
@@ -223,6 +223,11 @@ impl Ideal<'_> {
                 (true, _) => {
                     let width = usize::try_from(state_width(dims(self.graph.ty(result)))).unwrap();
                     self.caches.get_mut(&result).unwrap()[row * width + col] = tag;
+                }
+                (false, Op::LutBuild { .. }) => {
+                    let n = usize::try_from(LINE).unwrap();
+                    let line = &mut self.values.get_mut(&result).unwrap()[row][col * n..(col + 1) * n];
+                    line.iter_mut().zip(0..).for_each(|(unit, i)| *unit = mix(tag, i));
                 }
                 (false, _) => self.values.get_mut(&result).unwrap()[row][col] = tag,
             }

@@ -6,6 +6,9 @@
 //! Numbers that steps compute (experts, the order of pairs) are hashes like all else; beside each stands, in both memories alike, the
 //! number that it is.
 
+/// Units of four bytes that tables are written in: a line of 64 bytes.
+pub(crate) const LINE: u64 = 16;
+
 /// Mixes a number into a hash (splitmix64's finaliser).
 pub(crate) const fn mix(hash: u64, with: u64) -> u64 {
     let mut z = (hash ^ with.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -50,7 +53,7 @@ pub(crate) trait Operands {
 pub(crate) struct Kernel {
     pub(crate) family: Family,
     pub(crate) attrs: u64,
-    /// Columns of one head of the result, where heads matter; elements of a slab of tables.
+    /// Columns of one head of the result, where heads matter; lines of a slab of tables.
     pub(crate) head: u64,
     /// Query heads of an attention, heads of a bank, matrices of experts.
     pub(crate) heads: u64,
@@ -134,6 +137,7 @@ impl Kernel {
         match self.family {
             Family::HeadProduct | Family::HeadProductT => (rows / self.heads, units * self.heads),
             Family::Expert | Family::ExpertGlu | Family::ExpertLut => (rows.min(self.heads), units),
+            Family::Tables => (rows, units / LINE),
             _ => (rows, units),
         }
     }

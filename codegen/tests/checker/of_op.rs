@@ -124,7 +124,7 @@ fn hybrid(graph: &Graph, data: &OpData) -> Kernel {
         },
         Op::ExpertSum {} => new(Family::Sum, "sum"),
         Op::LutBuild { code, tables } => {
-            let head = waste_plan::LutLayout { code: *code, tables: *tables }.slab_at(32) as u64 / 4;
+            let head = waste_plan::LutLayout { code: *code, tables: *tables }.slab_at(32) as u64 / 64;
             Kernel { head, ..new(Family::Tables, &format!("tables {} {}", code.name(), tables.name())) }
         }
         other => unreachable!("the suite has no '{}'", other.name()),

@@ -136,7 +136,7 @@ fn hybrid(step: &Step, y_cols: u64) -> Kernel {
         },
         StepKind::ExpertSum => new(Family::Sum, "sum"),
         StepKind::LutBuild { code, tables } => {
-            let head = waste_plan::LutLayout { code: *code, tables: *tables }.slab_at(32) as u64 / 4;
+            let head = waste_plan::LutLayout { code: *code, tables: *tables }.slab_at(32) as u64 / 64;
             Kernel { head, ..new(Family::Tables, &format!("tables {} {}", code.name(), tables.name())) }
         }
         other => unreachable!("'{}' computes nothing, or is named above", other.name()),

@@ -25,7 +25,7 @@ use waste_plan::schema::{Operand, Place, Plan, Port, Program, Rows, State, State
 
 use super::element::element;
 use super::ideal::{Call, Outcome, input_tag, state_width};
-use super::kernels::{Family, Kernel, Operands, mix, name};
+use super::kernels::{Family, Kernel, LINE, Operands, mix, name};
 use super::memory::{Element, Memory, Now, THREADS, Unit, memory};
 use super::of_step;
 use super::shadow_loops::Windows;
@@ -244,6 +244,9 @@ impl<'p> Shadow<'p> {
             let Some(y) = step.writes.get(it.result) else { return self.blame("too few results") };
             match y.place {
                 Place::State(id) => self.write_state(id, place, it.col, tag),
+                Place::Scratch(_) | Place::Io(_) | Place::Weight(_) if kernel.family == Family::Tables => {
+                    (0..LINE).for_each(|i| self.write(y, it.row, it.col * LINE + i, mix(tag, i)));
+                }
                 Place::Scratch(_) | Place::Io(_) | Place::Weight(_) => self.write(y, it.row, it.col, tag),
             }
         }

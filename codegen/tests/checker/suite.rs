@@ -1,10 +1,11 @@
 //! The plans that the checker is tried on: random decoders and hybrids through the real passes and the real planner.
 
 use waste_codegen::{PlanError, PlanRequest};
+use waste_ir::random::RandomModule;
 use waste_ir::{Dim, Module, Op, Shape, SymDecl, TensorType, verify};
 use waste_passes::PipelineOptions;
 use waste_plan::ids::EntityRef;
-use waste_plan::schema::{Options, Plan};
+use waste_plan::schema::{Options, Plan, StepKind};
 use waste_plan::{DType, Math, StateKind, Tables};
 
 /// A final module and its plan.
@@ -13,31 +14,45 @@ pub(crate) struct Case {
     pub(crate) plan: Plan,
 }
 
-/// Cases of the suite: dense decoders, then hybrids of delta attention, latent attention and experts.
+/// Cases of the suite: dense decoders, hybrids of delta attention, latent attention and experts, and decoders whose experts are
+/// vector-quantised records.
 pub(crate) fn cases(n: usize) -> Vec<Case> {
-    let n_dense = n / 2;
-    let mut cases = of_seeds(n_dense, waste_ir::random::decoder);
-    cases.extend(of_seeds(n - n_dense, waste_ir::random::hybrid_decoder));
+    let (n_dense, n_records) = (n / 4, n / 4);
+    let mut cases = of_seeds(n_dense, waste_ir::random::decoder, |_| true);
+    let is_hybrid = |case: &Case| !case.has(|it| matches!(it, StepKind::LutBuild { .. }));
+    cases.extend(of_seeds(n - n_dense - n_records, waste_ir::random::hybrid_decoder, is_hybrid));
+    // Tables are large: the smaller ones say as much.
+    let has_records = |case: &Case| case.plan.memory.scratch < 300_000 && case.plan.banks.len() == 1;
+    cases.extend(of_seeds(n_records, waste_ir::random::expert_decoder, has_records));
     cases
 }
 
-/// The cases of the first `n` seeds that can be planned. Those of the others cut heads out of a matrix for several things: their
+impl Case {
+    /// Whether a step has this kind.
+    fn has(&self, is: impl Fn(&StepKind) -> bool) -> bool {
+        self.plan.programs.iter().flat_map(|it| &it.steps).any(|it| is(&it.kind))
+    }
+}
+
+/// The cases of the first `n` seeds that can be planned and are `wanted`. Those of the others cut heads out of a matrix for several things: their
 /// rows have gaps, which no operand can say. Arithmetic and passes vary with the seed.
-fn of_seeds(n: usize, random: fn(u64) -> waste_ir::random::RandomModule) -> Vec<Case> {
+fn of_seeds(n: usize, random: fn(u64) -> RandomModule, wanted: impl Fn(&Case) -> bool) -> Vec<Case> {
     let mut cases = Vec::new();
-    for seed in 0..3 * n as u64 {
+    for seed in 0..16 * n as u64 {
+        if cases.len() == n {
+            break;
+        }
         let disabled: &[&str] = if seed % 3 == 0 { &["merge-linears"] } else { &[] };
         let module = random(seed).module;
         if has_integer_keys(&module) {
             continue;
         }
         match case(seed, module, disabled) {
-            Ok(case) => cases.push(case),
+            Ok(case) => cases.extend(Some(case).filter(&wanted)),
             Err(error) => assert!(matches!(error, PlanError::StridedReshape(_)), "seed {seed}: {error}"),
         }
     }
-    assert!(cases.len() >= n, "only {} of {} seeds can be planned", cases.len(), 3 * n);
-    cases.truncate(n);
+    assert_eq!(cases.len(), n, "of {} seeds few can be planned", 16 * n);
     cases
 }
 

@@ -10,7 +10,7 @@ pub(crate) struct Target {
     /// Which result of the step.
     pub(crate) result: usize,
     pub(crate) row: u64,
-    /// Counts units of four bytes, heads of an appended vector, or elements of a row's state.
+    /// Counts units of four bytes, lines of tables, heads of an appended vector, or elements of a row's state.
     pub(crate) col: u64,
     /// The expert of a pair, the last token of a state, the first of an output of a recurrence.
     pub(crate) with: u64,

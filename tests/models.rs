@@ -10,10 +10,10 @@ mod files;
 mod gguf;
 #[path = "support/models_kimi.rs"]
 mod kimi;
-#[path = "support/models_moe.rs"]
-mod moe;
 #[path = "support/models_made.rs"]
 mod made;
+#[path = "support/models_moe.rs"]
+mod moe;
 #[path = "support/models_refusals.rs"]
 mod refusals;
 #[path = "support/scratch.rs"]

@@ -12,7 +12,19 @@ impl PartBytes for Bytes {
 
 fn weight(dtype: DType, packing: Packing, rows: u64, cols: u64, parts: Vec<Part>) -> Weight {
     let bytes = packing.bytes(rows, cols).unwrap_or(0);
-    Weight { name: "w".into(), dtype, bank: 1, rows, cols, packing, bytes, offset: 0, crc32c: 0, parts, records: None }
+    Weight {
+        name: "w".into(),
+        dtype,
+        bank: 1,
+        rows,
+        cols,
+        packing,
+        bytes,
+        offset: 0,
+        crc32c: 0,
+        parts,
+        records: None,
+    }
 }
 
 fn part(stored: DType, rows: u64, transposed: bool) -> Part {

@@ -110,7 +110,7 @@ fn lines(errors: &[waste_codegen::check::CheckError]) -> String {
 const N_CASES: usize = 16;
 
 /// Mutants of the test, all kinds and all cases together.
-const N_MUTANTS: usize = 1000;
+const N_MUTANTS: usize = 2000;
 
 /// Every mutant that does harm is refused; of the harmless ones at most 1 % are, and those are listed.
 #[test]
@@ -121,7 +121,7 @@ const N_MUTANTS: usize = 1000;
 fn harmful_mutants_are_refused() {
     let cases = suite::cases(N_CASES);
     let outcomes: Vec<_> = cases.iter().map(outcomes).collect();
-    let mut rng = mutate::Rng::new(20_260_101);
+    let mut rng = mutate::Rng::new(7);
     let (mut n_harmful, mut n_harmless) = (0, 0);
     let (mut missed, mut refused) = (Vec::new(), Vec::new());
     let mut n = 0;

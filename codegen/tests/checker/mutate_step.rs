@@ -39,6 +39,8 @@ pub(super) fn step(plan: &mut Plan, program: usize, at: usize, kind: &str, rng: 
             true
         }
         ("weight" | "state" | "port", _) | (_, Place::Weight(_) | Place::State(_)) => false,
+        // One row is as far from the next as one likes.
+        ("stride", _) if it.rows == Rows::Fixed(1) => false,
         ("stride", _) => {
             it.stride = rng.pick(&[
                 it.stride + 4,

@@ -66,7 +66,10 @@ pub(crate) fn harm(
     let (mut at, mut fuel) = (0, 16 * program.steps.len());
     while let Some(step) = program.steps.get(at) {
         shadow.now.barriers += u32::from(step.barrier);
-        let next = shadow.step(at, step, order);
+        let next = match step.kind.moves_experts() {
+            true => shadow.moves(&program.steps, at, order),
+            false => shadow.step(at, step, order),
+        };
         fuel -= 1;
         if fuel == 0 {
             shadow.blame("a loop without an end");
@@ -170,12 +173,9 @@ impl<'p> Shadow<'p> {
         }
     }
 
-    /// Carries out step `index`; returns the one that follows.
+    /// Carries out step `index`, which computes; returns the one that follows.
     fn step(&mut self, index: usize, step: &Step, order: u32) -> usize {
         self.element.0 = index + 1;
-        if step.kind.moves_experts() {
-            return self.moves(index, step, order);
-        }
         if step.writes.is_empty() {
             self.blame("no result");
             return index + 1;

@@ -38,6 +38,14 @@ impl Windows {
     }
 }
 
+fn is_release(it: &Step, of: u32) -> bool {
+    matches!(it.kind, StepKind::ExpertRelease { body, .. } if body == of)
+}
+
+fn is_window(it: &Step, of: u32) -> bool {
+    matches!(it.kind, StepKind::ExpertWindow { body, .. } if body == of)
+}
+
 impl Shadow<'_> {
     /// Rows that a step in a loop works on, of `rows`.
     pub(super) fn covered(&mut self, kernel: &Kernel, rows: u64) -> Range<u64> {
@@ -67,12 +75,26 @@ impl Shadow<'_> {
     }
 
     /// Prefetches, opens a window or lets it go; returns the step that follows.
-    pub(super) fn moves(&mut self, index: usize, step: &Step, order: u32) -> usize {
+    pub(super) fn moves(&mut self, steps: &[Step], index: usize, order: u32) -> usize {
+        let step = &steps[index];
         self.now.thread = (index / THREADS.pow(order)) % THREADS;
         if step.reads.len() != 1 || !step.writes.is_empty() {
             self.blame("moves records by more than one operand");
             return index + 1;
         }
+        let (StepKind::ExpertPrefetch { bank }
+        | StepKind::ExpertWindow { bank, .. }
+        | StepKind::ExpertRelease { bank, .. }) = step.kind
+        else {
+            unreachable!("called for steps that move records")
+        };
+        let Some(experts) = self.plan.banks.get(bank as usize).map(|it| u64::from(it.experts)) else {
+            self.blame("no such bank");
+            return index + 1;
+        };
+        let is_ids = matches!(step.kind, StepKind::ExpertPrefetch { .. });
+        let size = if is_ids { (self.call.tokens, 0) } else { (1, 2 * (experts + 1)) };
+        self.has_size(&step.reads[0], size, "read 0");
         match step.kind {
             StepKind::ExpertPrefetch { .. } => {
                 let mut x = ShadowOperands { shadow: self, step, memo: HashMap::new() };
@@ -83,14 +105,21 @@ impl Shadow<'_> {
                 }
                 index + 1
             }
-            StepKind::ExpertWindow { bank, .. } => {
+            StepKind::ExpertWindow { bank, body } => {
+                if !steps.get(index + body as usize).is_some_and(|it| is_release(it, body)) {
+                    self.blame("counts the tiles of another step anew");
+                }
                 // One expert at a time, two, or all of them.
                 self.open_window(bank, step, [1, 2, u64::MAX, 1][order as usize % 4]);
                 index + 1
             }
             StepKind::ExpertRelease { bank, body } => {
                 self.release(bank, step);
-                if self.windows.has_more { index.saturating_sub(body as usize) } else { index + 1 }
+                let window = index.checked_sub(body as usize).filter(|it| is_window(&steps[*it], body));
+                if window.is_none() {
+                    self.blame("goes back to what is no window");
+                }
+                window.filter(|_| self.windows.has_more).unwrap_or(index + 1)
             }
             _ => unreachable!("called for steps that move records"),
         }

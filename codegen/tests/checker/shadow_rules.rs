@@ -33,15 +33,27 @@ impl Shadow<'_> {
             }
             let (rows, cols) = self.size_of_read(step, kernel, slot);
             self.has_size(x, (rows, cols), &format!("read {slot}"));
+            let (order, _) = kernel.family.pair_slots();
+            let is_list = match kernel.family {
+                Family::Gather => slot == 1,
+                Family::Sum => slot > 1,
+                _ => kernel.family.is_by_expert() && slot == order,
+            };
+            if is_list && x.stride != 4 {
+                self.blame("a list of numbers with gaps");
+            }
         }
         for (index, y) in step.writes.iter().enumerate().filter(|it| !matches!(it.1.place, Place::State(_))) {
             if let Some(size) = self.size_of_write(step, kernel, index) {
                 self.has_size(y, size, &format!("write {index}"));
             }
+            if kernel.family == Family::Sort && index != 1 && y.stride != 4 {
+                self.blame("a list of numbers with gaps");
+            }
         }
     }
 
-    fn has_size(&mut self, it: &Operand, (rows, cols): Size, what: &str) {
+    pub(super) fn has_size(&mut self, it: &Operand, (rows, cols): Size, what: &str) {
         let row_bytes = it.dtype.row_bytes(it.cols.into()).unwrap_or(u64::MAX);
         let fits = cols == 0 || u64::from(it.cols) == cols;
         if self.rows(it.rows) != rows || !fits || it.stride < row_bytes {
@@ -103,8 +115,7 @@ impl Shadow<'_> {
         }
     }
 
-    /// Tiles cut no group, head or line of lanes; what takes tokens or pairs together takes all of them; a tile of
-    /// experts is one expert.
+    /// Tiles cut no group, head or line of lanes.
     fn tiles(&mut self, step: &Step, kernel: &Kernel) {
         let (y, tile) = (&step.writes[0], step.tile);
         let (cols, width) = (u64::from(tile.cols), u64::from(y.cols));
@@ -128,14 +139,12 @@ impl Shadow<'_> {
                 multiple_of(width) || (cols.is_multiple_of(lanes) && width.is_multiple_of(cols.max(1)))
             }
             Family::HeadProductT => multiple_of(width),
-            Family::Append => true,
+            // All heads of a token at once.
+            Family::Append => cols >= width * self.heads_of(y),
             _ => is_whole,
         };
         if !fits {
             self.blame("tiles that cut a row, a head, a group or a line of lanes");
-        }
-        if kernel.family.is_by_expert() && tile.rows != 1 {
-            self.blame("a tile of several experts");
         }
     }
 }

@@ -140,9 +140,41 @@ impl Weights {
         self.add(name, DType::F32, &[rows, cols], stored, false)
     }
 
-    /// A vector-quantised bank with codebooks of its own. Every byte is an index.
-    fn coded_bank(&mut self, name: &str, dims: [u32; 3], code: VqCode) -> WeightId {
-        let [n, rows, cols] = dims.map(u64::from);
+    /// Vector-quantised banks of `n` matrices of these names, rows and columns, each with codebooks of its own. An expert's matrices
+    /// lie in one record: all index streams, then all scales. Every byte is an index.
+    fn coded_banks(&mut self, n: u32, matrices: &[(String, u32, u32)], code: VqCode) -> Vec<WeightId> {
+        let books: Vec<WeightId> = matrices.iter().map(|it| self.books(&it.0, code)).collect();
+        let source = self.module.sources.keys().next().expect("the one source");
+        let first = self.bytes.len() as u64;
+        let index_bytes = |(_, rows, cols): &(String, u32, u32)| {
+            code.index_bytes(u64::from(*rows), u64::from(*cols)).expect("whole positions")
+        };
+        for _ in 0..n {
+            for it in matrices {
+                self.fill(usize::try_from(index_bytes(it)).expect("a small matrix"));
+            }
+            for (_, rows, _) in matrices {
+                self.blocks(DType::F16, *rows);
+            }
+        }
+        let stride = (self.bytes.len() as u64 - first) / u64::from(n);
+        self.bytes.resize(self.bytes.len().next_multiple_of(32), 0);
+        let dtype = DType::ALL.into_iter().find(|it| it.vq() == Some(code)).expect("each code has a dtype");
+        let (mut indices, mut scales) = (0, matrices.iter().map(index_bytes).sum());
+        let mut banks = Vec::new();
+        for (it, books) in matrices.iter().zip(books) {
+            let (name, rows, cols) = it;
+            let init = WeightInit::Records { source, first, stride, indices, scales };
+            let ty = TensorType::new(dtype, &[n, *rows, *cols].map(Dim::Const));
+            banks.push(self.module.add_vq_bank(name, ty, init, books));
+            indices += index_bytes(it);
+            scales += 2 * u64::from(*rows);
+        }
+        banks
+    }
+
+    /// The codebooks of a bank, each stage somewhere in the source.
+    fn books(&mut self, name: &str, code: VqCode) -> WeightId {
         let size = |it: usize| u32::try_from(it).expect("a few hundred");
         let (books, first) = ([code.stages(), code.entries(), VEC_DIM].map(size), self.bytes.len() as u64);
         let source = self.module.sources.keys().next().expect("the one source");
@@ -151,18 +183,7 @@ impl Weights {
         let parts = (0..u64::from(books[0])).map(|it| (source, first + it * book_bytes)).collect();
         let ty = TensorType::new(DType::F32, &books.map(Dim::Const));
         let init = WeightInit::Bank { stored: DType::F16, parts };
-        let books = self.module.add_weight(&format!("{name}.books"), ty, init);
-
-        let (first, scales) =
-            (self.bytes.len() as u64, code.index_bytes(rows, cols).expect("whole positions"));
-        for _ in 0..n {
-            self.fill(usize::try_from(scales).expect("a small matrix"));
-            self.blocks(DType::F16, dims[1]);
-        }
-        self.bytes.resize(self.bytes.len().next_multiple_of(32), 0);
-        let dtype = DType::ALL.into_iter().find(|it| it.vq() == Some(code)).expect("each code has a dtype");
-        let init = WeightInit::Records { source, first, stride: scales + 2 * rows, indices: 0, scales };
-        self.module.add_vq_bank(name, TensorType::new(dtype, &dims.map(Dim::Const)), init, books)
+        self.module.add_weight(&format!("{name}.books"), ty, init)
     }
 
     fn blocks(&mut self, stored: DType, n: u32) {
@@ -217,13 +238,13 @@ impl Weights {
         let ff = match cx.experts {
             Some(n) => {
                 let code = self.rng.pick(&[None, Some(VqCode::Vq3r), Some(VqCode::Vq2r), Some(VqCode::Vq4p)]);
-                let mut bank = |name: &str, rows: u32, cols: u32| match code {
-                    Some(code) => (self.coded_bank(&at(name), [n, rows, cols], code), None),
-                    None => (self.matrices(&at(name), &[n, rows, cols]), None),
+                let mut shapes: Vec<_> = ups.iter().map(|it| (at(it), cx.ff, cx.hidden)).collect();
+                shapes.push((at("ffn_down"), cx.hidden, cx.ff));
+                let banks: Vec<WeightId> = match code {
+                    Some(code) => self.coded_banks(n, &shapes, code),
+                    None => shapes.iter().map(|it| self.matrices(&it.0, &[n, it.1, it.2])).collect(),
                 };
-                let mut banks: Vec<Linear> = ups.iter().map(|it| bank(it, cx.ff, cx.hidden)).collect();
-                banks.push(bank("ffn_down", cx.hidden, cx.ff));
-                banks
+                banks.into_iter().map(|it| (it, None)).collect()
             }
             None => {
                 let mut linears: Vec<Linear> =

@@ -140,7 +140,7 @@ pub fn weights(packing: Packing, blocks: usize, k: usize, rng: &mut Rng) -> Byte
                     *it = f16::from_f32(rng.normal() * 0.01).to_le_bytes();
                 }
             }
-            Packing::Plain => panic!("plain rows are not packed"),
+            Packing::Plain | Packing::Columns | Packing::Record => panic!("{packing:?} is not packed"),
         }
     }
     w
@@ -167,7 +167,7 @@ pub fn weight(packing: Packing, w: &[u8], k: usize, r: usize, i: usize) -> f64 {
         Packing::W4M => {
             scale() * f64::from(nibble()) + half(packing.minima_at(k) + (i / 32 * LANES + lane) * 2)
         }
-        Packing::Plain => panic!("plain rows are not packed"),
+        Packing::Plain | Packing::Columns | Packing::Record => panic!("{packing:?} is not packed"),
     }
 }
 
@@ -202,12 +202,20 @@ impl Quantised {
     }
 }
 
-/// A table for every tier of this machine, the portable build without fma first.
+/// A table for every tier of this machine, the portable build without fma first; or for those that `WASTE_TEST_TIERS`
+/// names, where all of them would take too long.
 pub fn tables() -> Vec<(String, KernelTable)> {
     let cpu = CpuFeatures::detect();
     let mut res = vec![("portable without fma".to_owned(), KernelTable::new(cpu.without_fma()))];
     for isa in Isa::ALL.into_iter().filter(|&isa| cpu.has(isa)) {
         res.push((isa.name().to_owned(), KernelTable::new(cpu.capped(isa))));
+    }
+    if let Ok(names) = std::env::var("WASTE_TEST_TIERS") {
+        let all = std::mem::take(&mut res);
+        for name in names.split(',') {
+            let named = all.iter().find(|(tier, _)| tier == name);
+            res.push(named.unwrap_or_else(|| panic!("this machine has no {name}")).clone());
+        }
     }
     res
 }

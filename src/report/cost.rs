@@ -256,7 +256,7 @@ mod tests {
     }
 
     fn step(kind: StepKind, reads: Vec<Operand>, writes: Vec<Operand>) -> Step {
-        Step { kind, reads, writes, tile: Tile { rows: 1, cols: 16 }, barrier: true, op: 0 }
+        Step { kind, reads, writes, tile: Tile { rows: 1, cols: 16 }, barrier: true, window: false, op: 0 }
     }
 
     fn state(kind: StateKind) -> State {
@@ -269,6 +269,7 @@ mod tests {
         let w = Weight {
             name: "w".into(),
             dtype: DType::F16,
+            bank: 1,
             rows: 32,
             cols: 64,
             packing: Packing::F16,
@@ -276,6 +277,7 @@ mod tests {
             offset: 0,
             crc32c: 0,
             parts: vec![],
+            records: None,
         };
         let weight = operand(Place::Weight(0), Rows::Fixed(32), 64);
         let x = |rows| operand(Place::Scratch(0), rows, 64);
@@ -318,6 +320,7 @@ mod tests {
                 passes: vec![],
             },
             sources: vec![],
+            banks: vec![],
             weights: vec![w],
             states: vec![state(StateKind::Keys), state(StateKind::Values)],
             ports: vec![],

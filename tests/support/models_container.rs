@@ -166,7 +166,6 @@ fn check_golden(name: &str, limit: f64) {
     for rows in ["cpu", "auto"] {
         let golden = std::fs::read(root.join(format!("golden/{name}.{rows}.bin"))).unwrap();
         let error = relative_l2(&found, &floats(&golden));
-        println!("{name}.{rows}: {error:e}");
         assert!(error <= limit, "{name}.{rows}: {error:e}");
     }
 }

@@ -15,7 +15,8 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
-    /// AVX-512 with VNNI.
+    /// AVX-512 with VNNI. The rows of it that permute bytes across a register (VBMI) are installed only where that is
+    /// too: Cascade Lake has one without the other.
     Vnni,
     /// AMX tiles with int8, next to VNNI.
     Amx,
@@ -53,6 +54,7 @@ impl Isa {
 pub struct CpuFeatures {
     tiers: u8,
     has_fma: bool,
+    has_vbmi: bool,
 }
 
 impl CpuFeatures {
@@ -63,7 +65,7 @@ impl CpuFeatures {
             not(target_arch = "x86_64"),
             expect(unused_mut, reason = "only x86-64 has more tiers yet")
         )]
-        let mut res = Self { tiers: Isa::Portable.bit(), has_fma: false };
+        let mut res = Self { tiers: Isa::Portable.bit(), has_fma: false, has_vbmi: false };
         #[cfg(target_arch = "x86_64")]
         res.add_x86();
         res
@@ -83,6 +85,7 @@ impl CpuFeatures {
             self.tiers |= Isa::Avx512.bit();
             if is_x86_feature_detected!("avx512vnni") {
                 self.tiers |= Isa::Vnni.bit();
+                self.has_vbmi = is_x86_feature_detected!("avx512vbmi");
             }
         }
     }
@@ -90,7 +93,8 @@ impl CpuFeatures {
     /// The same machine without the tiers above `max`.
     #[must_use]
     pub fn capped(self, max: Isa) -> Self {
-        Self { tiers: self.tiers & (max.bit() * 2).wrapping_sub(1), ..self }
+        let tiers = self.tiers & (max.bit() * 2).wrapping_sub(1);
+        Self { tiers, has_vbmi: self.has_vbmi && tiers & Isa::Vnni.bit() != 0, ..self }
     }
 
     /// The portable tier alone, in the build that does not assume fused multiply-add: slow, and the same bits.
@@ -109,6 +113,12 @@ impl CpuFeatures {
     #[must_use]
     pub fn has_fma(self) -> bool {
         self.has_fma
+    }
+
+    /// Whether kernels of the tier [`Isa::Vnni`] may use `avx512vbmi` as well.
+    #[must_use]
+    pub fn has_vbmi(self) -> bool {
+        self.has_vbmi
     }
 
     /// The highest tier of the set.
@@ -167,11 +177,12 @@ mod tests {
 
     #[test]
     fn a_cap_keeps_what_is_below_it() {
-        let all = CpuFeatures { tiers: 0b11111, has_fma: true };
+        let all = CpuFeatures { tiers: 0b11111, has_fma: true, has_vbmi: true };
         for isa in Isa::ALL {
             let capped = all.capped(isa);
             assert_eq!(capped.best(), isa);
             assert!(Isa::ALL.into_iter().all(|it| capped.has(it) == (it <= isa)));
+            assert_eq!(capped.has_vbmi(), isa >= Isa::Vnni);
             assert_eq!(Isa::from_name(isa.name()), Some(isa));
         }
         assert!(!all.without_fma().has_fma());

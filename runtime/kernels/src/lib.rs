@@ -17,6 +17,8 @@ pub mod argmax;
 pub mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod bytes;
 mod cpu;
 mod embed;

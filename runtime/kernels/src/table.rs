@@ -5,7 +5,8 @@
 //!   where [`CpuFeatures`] holds that tier: so calling a row is sound. Kernels are safe functions apart from the
 //!   instructions they need;
 //! - tiers are installed ascending, so a tier without a twin for a row leaves the one below in place;
-//! - every row has three builds of its portable body: plain, with `fma`, and with `avx2,fma,f16c`.
+//! - every row has four builds of its portable body: plain, with `fma`, for AVX2 and for AVX-512. A twin of a lower tier
+//!   takes precedence over the build of a higher one, as it was written where a compiler does not suffice.
 //!
 //! Deliberately absent: hidden state (the table is a value, forcing a tier is [`CpuFeatures::capped`]), and any
 //! dispatch by name.
@@ -89,6 +90,10 @@ macro_rules! kernel_table {
         #[cfg(target_arch = "x86_64")]
         kernel_table!(@build avx2, "The portable bodies for AVX2.", Isa::Avx2,
             [target_feature(enable = "avx2,fma,f16c")], $( fn $name($($arg: $ty),*) $(-> $ret)?; )+);
+        #[cfg(target_arch = "x86_64")]
+        kernel_table!(@build avx512, "The portable bodies for AVX-512.", Isa::Avx512,
+            [target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")],
+            $( fn $name($($arg: $ty),*) $(-> $ret)?; )+);
     };
     (@build $build:ident, $doc:literal, $isa:expr, [$attribute:meta],
         $( fn $name:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)?; )+) => {
@@ -298,13 +303,16 @@ impl KernelTable {
                 table = fma::table();
             }
             if cpu.has(Isa::Avx2) {
-                table = avx2::table();
+                table = if cpu.has(Isa::Avx512) { avx512::table() } else { avx2::table() };
                 crate::attention::avx2::install(&mut table);
                 crate::latent::avx2::install(&mut table);
                 crate::linear::avx2::install(&mut table);
                 crate::linear_f32::avx2::install(&mut table);
                 crate::lut::avx2::install(&mut table);
                 crate::recurrence::avx2::install(&mut table);
+            }
+            if cpu.has(Isa::Vnni) {
+                crate::linear::avx512::vnni::install(&mut table);
             }
         }
         table

@@ -202,12 +202,20 @@ impl Quantised {
     }
 }
 
-/// A table for every tier of this machine, the portable build without fma first.
+/// A table for every tier of this machine, the portable build without fma first; or for those that `WASTE_TEST_TIERS`
+/// names, where all of them would take too long.
 pub fn tables() -> Vec<(String, KernelTable)> {
     let cpu = CpuFeatures::detect();
     let mut res = vec![("portable without fma".to_owned(), KernelTable::new(cpu.without_fma()))];
     for isa in Isa::ALL.into_iter().filter(|&isa| cpu.has(isa)) {
         res.push((isa.name().to_owned(), KernelTable::new(cpu.capped(isa))));
+    }
+    if let Ok(names) = std::env::var("WASTE_TEST_TIERS") {
+        let all = std::mem::take(&mut res);
+        for name in names.split(',') {
+            let named = all.iter().find(|(tier, _)| tier == name);
+            res.push(named.unwrap_or_else(|| panic!("this machine has no {name}")).clone());
+        }
     }
     res
 }

@@ -1,0 +1,252 @@
+//! All formats by `vpdpbusd`: unsigned codes times signed activation bytes, four products and a sum a lane.
+//!
+//! W8 is made unsigned by adding 128, W4 by not subtracting 8. The plane sums start from what that adds, negated:
+//! −128 or −8 times the sum of the group's activations. All exact: |Σ| ≤ 32 · 255 · 128 < 2^20 on the way.
+
+use std::arch::x86_64::{
+    __m512, __m512i, _mm512_add_epi32, _mm512_and_si512, _mm512_cvtepi32_ps, _mm512_dpbusd_epi32,
+    _mm512_fmadd_ps, _mm512_mul_ps, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
+    _mm512_setzero_si512, _mm512_slli_epi32, _mm512_srli_epi16, _mm512_xor_si512,
+};
+use std::hint::black_box;
+
+use waste_plan::{FX_GROUP, LANES, Packing};
+
+use super::{AHEAD, Block, GROUPS, Part, Parts, QUADS, SPAN, TOKENS, Token};
+use crate::avx2::{prefetch, with_lanes};
+use crate::avx512::{load_16_ps, load_64, splat_16, store_16_ps, widen_16};
+use crate::cpu::Isa;
+use crate::linear::check;
+use crate::linear::portable::{Codes, GROUP, W4, W4M, W8};
+use crate::table::{Entry, KernelTable};
+use crate::view::{FxRows, TileMut};
+
+macro_rules! rows {
+    ($($name:ident: $codes:ty, $lines:literal, $planes:literal;)+) => {
+        /// Overlays the rows of this tier. The caller has the tier.
+        pub(crate) fn install(table: &mut KernelTable) {
+            $( table.$name = Entry { call: $name, isa: Isa::Vnni }; )+
+        }
+        $(#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+        fn $name(w: &[u8], k: usize, x: &FxRows<'_>, y: &mut TileMut<'_>) {
+            linear::<$codes, $planes, $lines, { 12 / $planes }>(w, k, x, y);
+        })+
+    };
+}
+
+rows! {
+    linear_w8_fixed24: W8, 8, 3;
+    linear_w8_fixed16: W8, 8, 2;
+    linear_w8_fixed8: W8, 8, 1;
+    linear_w4_fixed24: W4, 4, 3;
+    linear_w4_fixed16: W4, 4, 2;
+    linear_w4_fixed8: W4, 4, 1;
+    linear_w4m_fixed24: W4M, 4, 3;
+    linear_w4m_fixed16: W4M, 4, 2;
+    linear_w4m_fixed8: W4M, 4, 1;
+}
+
+/// `T` tokens times two blocks are 24 registers of plane sums.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn linear<C: Codes, const P: usize, const L: usize, const T: usize>(
+    w: &[u8],
+    k: usize,
+    x: &FxRows<'_>,
+    y: &mut TileMut<'_>,
+) {
+    check(C::PACKING, P, w, k, x, y);
+    for t in 0..y.rows() {
+        y.row_mut(t).fill(0.0);
+    }
+    if y.rows() == 1 {
+        return one_token::<C, P, L>(w, k, x, y);
+    }
+    let mut parts = [[Part::<P>::ZERO; GROUPS]; TOKENS];
+    for from in (0..y.rows()).step_by(TOKENS) {
+        let tokens = from..y.rows().min(from + TOKENS);
+        for chunk in 0..k.div_ceil(FX_GROUP) {
+            let groups = GROUPS.min(k / GROUP - chunk * GROUPS);
+            for (parts, t) in parts.iter_mut().zip(tokens.clone()) {
+                Token::new(x, t).lay_out(chunk * GROUPS, &mut parts[..groups]);
+            }
+            for (blocks, at) in w.chunks(2 * C::PACKING.block_bytes(k)).zip((0..y.cols()).step_by(2 * LANES))
+            {
+                let y = &mut y.sub(tokens.clone(), at..y.cols().min(at + 2 * LANES));
+                let (many, rest) = parts[..tokens.len()].as_chunks::<T>();
+                for (i, parts) in many.iter().enumerate() {
+                    let parts = Parts { flat: parts.as_flattened(), groups };
+                    some_blocks::<C, P, L, T>(blocks, k, chunk * GROUPS, parts, y, i * T);
+                }
+                for (i, parts) in rest.iter().enumerate() {
+                    let at = many.len() * T + i;
+                    some_blocks::<C, P, L, 1>(
+                        blocks,
+                        k,
+                        chunk * GROUPS,
+                        Parts { flat: parts, groups },
+                        y,
+                        at,
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// The matrix-vector product.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn one_token<C: Codes, const P: usize, const L: usize>(
+    w: &[u8],
+    k: usize,
+    x: &FxRows<'_>,
+    y: &mut TileMut<'_>,
+) {
+    let token = Token::<P>::new(x, 0);
+    let mut parts = [Part::ZERO; SPAN];
+    for from in (0..k / GROUP).step_by(SPAN) {
+        let groups = SPAN.min(k / GROUP - from);
+        token.lay_out(from, &mut parts[..groups]);
+        for (blocks, at) in w.chunks(2 * C::PACKING.block_bytes(k)).zip((0..y.cols()).step_by(2 * LANES)) {
+            let y = &mut y.sub(0..1, at..y.cols().min(at + 2 * LANES));
+            some_blocks::<C, P, L, 1>(blocks, k, from, Parts { flat: &parts, groups }, y, 0);
+        }
+    }
+}
+
+/// Adds some groups of as many blocks as the tile has (one or two) times `T` tokens to rows `at` … of it.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn some_blocks<C: Codes, const P: usize, const L: usize, const T: usize>(
+    blocks: &[u8],
+    k: usize,
+    from: usize,
+    parts: Parts<'_, P>,
+    y: &mut TileMut<'_>,
+    at: usize,
+) {
+    let (first, second) = blocks.split_at(C::PACKING.block_bytes(k));
+    let first = Block::new::<C>(first, k, from);
+    if y.cols() > LANES {
+        add::<C, P, L, T, 2>([first, Block::new::<C>(second, k, from)], parts, y, at);
+    } else {
+        add::<C, P, L, T, 1>([first], parts, y, at);
+    }
+}
+
+/// Adds the groups that the tokens have parts of.
+///
+/// Codes are asked for a fixed way ahead; scales and minima, which every block has at its end, two blocks ahead.
+#[inline(never)]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn add<C: Codes, const P: usize, const L: usize, const T: usize, const B: usize>(
+    blocks: [Block<'_>; B],
+    parts: Parts<'_, P>,
+    y: &mut TileMut<'_>,
+    at: usize,
+) {
+    let mut acc = [[_mm512_setzero_ps(); B]; T];
+    for (t, acc) in acc.iter_mut().enumerate() {
+        for (acc, y) in acc.iter_mut().zip(y.row_mut(at + t).chunks_mut(LANES)) {
+            with_lanes(y, |lanes| *acc = load_16_ps(lanes));
+        }
+    }
+    // A count that the compiler does not see keeps this a loop: unrolled, it holds all broadcasts at once and spills.
+    let lines = black_box(L);
+    for g in 0..parts.groups {
+        let parts = &parts.flat[g..][..(T - 1) * GROUPS + 1];
+        let mut sums = [[[_mm512_setzero_si512(); B]; P]; T];
+        for (t, sums) in sums.iter_mut().enumerate() {
+            start::<C, P, B>(&parts[t * GROUPS], sums);
+        }
+        let mut codes = [&[][..]; B];
+        for (codes, block) in codes.iter_mut().zip(blocks) {
+            *codes = &block.codes[g * L..][..lines];
+        }
+        for line in 0..lines {
+            let mut registers = [[_mm512_setzero_si512(); 2]; B];
+            for (registers, codes) in registers.iter_mut().zip(codes) {
+                *registers = unsigned::<C>(&codes[line]);
+                if T == 1 {
+                    prefetch(&codes[line], AHEAD);
+                }
+            }
+            for half in 0..QUADS / L {
+                let quad = line * (QUADS / L) % QUADS + half;
+                for (t, sums) in sums.iter_mut().enumerate() {
+                    for (sums, quads) in sums.iter_mut().zip(&parts[t * GROUPS].quads) {
+                        let x = splat_16(quads[quad]);
+                        for (sum, codes) in sums.iter_mut().zip(registers) {
+                            *sum = _mm512_dpbusd_epi32(*sum, codes[half], x);
+                        }
+                    }
+                }
+            }
+        }
+        for (b, block) in blocks.iter().enumerate() {
+            if T == 1 {
+                prefetch(&block.scales[g], 2 * block.bytes);
+            }
+            let d = widen_16(&block.scales[g]);
+            for (t, (sums, acc)) in sums.iter().zip(&mut acc).enumerate() {
+                let xs = _mm512_set1_ps(parts[t * GROUPS].xs);
+                acc[b] = _mm512_fmadd_ps(recombine(sums, b), _mm512_mul_ps(d, xs), acc[b]);
+            }
+            if matches!(C::PACKING, Packing::W4M) {
+                let m = widen_16(&block.minima[g]);
+                for (t, acc) in acc.iter_mut().enumerate() {
+                    let Part { xs, z, .. } = parts[t * GROUPS];
+                    let (xs, z) = (_mm512_set1_ps(xs), _mm512_set1_ps(z));
+                    acc[b] = _mm512_fmadd_ps(z, _mm512_mul_ps(m, xs), acc[b]);
+                }
+            }
+        }
+    }
+    for (t, acc) in acc.iter().enumerate() {
+        for (acc, y) in acc.iter().zip(y.row_mut(at + t).chunks_mut(LANES)) {
+            with_lanes(y, |lanes| store_16_ps(lanes, *acc));
+        }
+    }
+}
+
+/// The plane sums of a group before its first product.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn start<C: Codes, const P: usize, const B: usize>(part: &Part<P>, sums: &mut [[__m512i; B]; P]) {
+    let bias = match C::PACKING {
+        Packing::W8 => 128,
+        Packing::W4 => 8,
+        _ => 0,
+    };
+    for (sums, [low, high]) in sums.iter_mut().zip(part.sums) {
+        *sums = [_mm512_set1_epi32(-bias * (i32::from(low) + i32::from(high))); B];
+    }
+}
+
+/// The codes of a line, one or two quads of inputs, without sign.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn unsigned<C: Codes>(line: &[u8; 64]) -> [__m512i; 2] {
+    let codes = load_64(line);
+    if matches!(C::PACKING, Packing::W8) {
+        return [_mm512_xor_si512(codes, _mm512_set1_epi8(-128)); 2];
+    }
+    let mask = _mm512_set1_epi8(15);
+    [_mm512_and_si512(codes, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(codes), mask)]
+}
+
+/// The `s` of the 16 rows of block `b`: the two lower planes join exactly in i32.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn recombine<const P: usize, const B: usize>(sums: &[[__m512i; B]; P], b: usize) -> __m512 {
+    let mut low = sums[P - 1][b];
+    if P > 1 {
+        low = _mm512_add_epi32(low, _mm512_slli_epi32::<8>(sums[P - 2][b]));
+    }
+    let low = _mm512_cvtepi32_ps(low);
+    if P < 3 {
+        return low;
+    }
+    _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[0][b]), _mm512_set1_ps(65536.0), low)
+}

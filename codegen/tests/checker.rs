@@ -41,14 +41,14 @@ use suite::Case;
 use waste_ir::verify;
 use waste_plan::schema::Plan;
 
-/// The calls that each program is tried with: the largest, and one with other counts.
+/// The calls that each program is tried with: the largest, which continues its rows, and one with other counts, which begins one.
 fn calls(plan: &Plan, program: usize) -> Vec<Call> {
     let it = &plan.programs[program];
     let (tokens, want) = (u64::from(it.tokens), u64::from(it.want));
     let rows = if it.name == "decode" { tokens } else { u64::from(plan.options.batch.min(2)) };
     let most = Call { tokens, want, rows, start: 2 };
     let tokens = (tokens - 1).max(1);
-    vec![most, Call { tokens, want: 1, rows: rows.min(tokens), start: 0 }]
+    vec![most, Call { tokens, want: 2.min(want).min(tokens), rows: rows.min(tokens), start: 0 }]
 }
 
 /// What each program leaves behind, for each call.

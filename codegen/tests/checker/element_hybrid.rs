@@ -21,9 +21,10 @@ pub(super) fn conv(kernel: &Kernel, x: &mut impl Operands, at: Target) -> u64 {
     let past = x.width(1).saturating_sub(1);
     // An output is made of the token itself and those before it, a ring of the last ones.
     let taken = if at.result == 0 { past + 1 } else { past };
-    let start = (last + 1).saturating_sub(taken);
-    let older = if start < first { first_state(x, 2, first, at.col) } else { 0 };
-    let inputs = (start.max(first)..=last).fold(older, |hash, t| mix(hash, x.row(0, t, at.col, at.col + 1)));
+    let here = last + 1 - first;
+    let start = last + 1 - here.min(taken);
+    let older = if here < taken { first_state(x, 2, first, at.col) } else { 0 };
+    let inputs = (start..=last).fold(older, |hash, t| mix(hash, x.row(0, t, at.col, at.col + 1)));
     match at.result {
         0 => mix(mix(mix(kernel.attrs, at.col), inputs), x.row(1, 0, 0, 0)),
         _ => mix(mix(name("ring"), past), inputs),

@@ -30,6 +30,8 @@ impl Call {
             "token" => (7 * i + 3) % 11,
             "row" => row,
             "pos" => self.start + 3 * row + i - first,
+            // Between them the calls of a test want every token.
+            _ if self.start == 0 => i,
             _ => (5 * i + self.tokens - 1) % self.tokens,
         }
     }

@@ -1,6 +1,6 @@
 //! Changes in one step: its operands, its tiles, its attributes.
 
-use waste_plan::schema::{Operand, Place, Plan, Rows, Situ, Step, StepKind};
+use waste_plan::schema::{Operand, Place, Plan, Program, Rows, Situ, Step, StepKind};
 use waste_plan::words::{Act, RopeStyle, Scoring, UnaryKind};
 
 use super::mutate::Rng;
@@ -10,10 +10,16 @@ pub(super) fn step(plan: &mut Plan, program: usize, at: usize, kind: &str, rng: 
     let n_weights = plan.weights.len();
     let ports: Vec<u64> = plan.ports.iter().map(|it| it.offset).collect();
     let tokens = plan.programs[program].tokens;
+    if kind.starts_with("tile") {
+        return tile(plan, program, at, rng);
+    }
     let step = &mut plan.programs[program].steps[at];
+    // What is announced changes no result.
+    if matches!(step.kind, StepKind::ExpertPrefetch { .. }) && kind != "port" {
+        return None;
+    }
     match kind {
         "attribute" | "attribute of few" => return attribute(&mut step.kind, rng),
-        "tile" | "tile of few" => return tile(step, rng),
         "swap results" | "swap reads" => return swap(step, kind == "swap reads", rng),
         _ => {}
     }
@@ -77,8 +83,10 @@ pub(super) fn step(plan: &mut Plan, program: usize, at: usize, kind: &str, rng: 
     if fits { Some(format!("{which} {slot}: {was:?} → {it:?}")) } else { None }
 }
 
-/// Other tiles: fewer rows, other columns, more columns than there are.
-fn tile(step: &mut Step, rng: &mut Rng) -> Option<String> {
+/// Other tiles: fewer rows, other columns, more columns than there are. Threads get the memory that they need.
+fn tile(plan: &mut Plan, program: usize, at: usize, rng: &mut Rng) -> Option<String> {
+    let Program { tokens, want, steps, .. } = &mut plan.programs[program];
+    let step = &mut steps[at];
     let was = step.tile;
     let cols = step.writes.first()?.cols;
     if rng.below(2) == 0 {
@@ -95,6 +103,7 @@ fn tile(step: &mut Step, rng: &mut Rng) -> Option<String> {
             was.cols + 16,
         ]);
     }
+    plan.memory.thread = plan.memory.thread.max(step.thread_bytes(*tokens, *want));
     Some(format!("of {}: {was:?} → {:?}", step.kind.name(), step.tile))
 }
 

@@ -121,7 +121,8 @@ impl Shadow<'_> {
         let (cols, width) = (u64::from(tile.cols), u64::from(y.cols));
         let lanes = if y.dtype.fx().is_some() { 128 } else { 16 };
         let is_whole = cols >= width;
-        let (_, all) = kernel.extent(self.rows(y.rows), width);
+        let is_by_head = matches!(kernel.family, Family::HeadProduct | Family::HeadProductT);
+        let all = if is_by_head { width * kernel.heads } else { width };
         let multiple_of = |unit: u64| cols >= all || (unit > 0 && cols.is_multiple_of(unit));
         let fits = match kernel.family {
             Family::Product | Family::Expert | Family::ExpertGlu => multiple_of(lanes),

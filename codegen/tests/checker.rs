@@ -11,12 +11,12 @@ mod ideal;
 mod kernels;
 #[path = "checker/memory.rs"]
 mod memory;
+#[path = "checker/mutate.rs"]
+mod mutate;
 #[path = "checker/mutate_declaration.rs"]
 mod mutate_declaration;
 #[path = "checker/mutate_step.rs"]
 mod mutate_step;
-#[path = "checker/mutate.rs"]
-mod mutate;
 #[path = "checker/of_op.rs"]
 mod of_op;
 #[path = "checker/of_step.rs"]

@@ -188,7 +188,8 @@ fn loops(plan: &mut Plan, program: usize, kind: &str, rng: &mut Rng) -> Option<S
         }
         "edge" => {
             // The edge trades places with the step beside it; both ends are told.
-            let (at, other) = rng.pick(&[(first, first - 1), (first, first + 1), (last, last - 1), (last, last + 1)]);
+            let (at, other) =
+                rng.pick(&[(first, first - 1), (first, first + 1), (last, last - 1), (last, last + 1)]);
             if other == steps.len() {
                 return None;
             }

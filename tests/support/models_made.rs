@@ -2,6 +2,8 @@
 //!
 //! Codes, scales and centroids are drawn; bytes and weights are both computed from them, so no reader of the program is used.
 
+#![allow(dead_code, reason = "each test crate uses a part")]
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 

@@ -157,36 +157,26 @@ fn step_kind(graph: &Graph, data: &OpData) -> Result<StepKind, PlanError> {
         Op::Argmax {} => StepKind::Argmax,
         Op::FiniteCheck {} => StepKind::FiniteCheck,
         Op::Concat {} => StepKind::Concat,
-        Op::ShortConv { act } => StepKind::ShortConv { act: act },
-        Op::L2Norm { dim, eps, scale } => StepKind::L2Norm { dim: dim, eps: eps, scale: scale },
-        Op::KdaGate { lower_bound } => StepKind::KdaGate { lower_bound: lower_bound },
+        Op::ShortConv { act } => StepKind::ShortConv { act },
+        Op::L2Norm { dim, eps, scale } => StepKind::L2Norm { dim, eps, scale },
+        Op::KdaGate { lower_bound } => StepKind::KdaGate { lower_bound },
         Op::KdaStep {} => StepKind::KdaStep,
-        Op::GatedRmsNorm { eps } => StepKind::GatedRmsNorm { eps: eps },
+        Op::GatedRmsNorm { eps } => StepKind::GatedRmsNorm { eps },
         Op::HeadLinear {} => StepKind::HeadLinear,
         Op::HeadLinearT {} => StepKind::HeadLinearT,
-        Op::LatentAttention { scale } => StepKind::LatentAttention {
-            scale: scale,
-            heads: heads(graph, data),
-            rope: data.optional(4).is_some(),
-        },
-        Op::AttnResMix { eps } => StepKind::AttnResMix { eps: eps, blocks: data.optional(3).is_some() },
-        Op::RouteTopK { k: _, scoring, renorm, scale, groups, keep } => StepKind::RouteTopK {
-            scoring: scoring,
-            groups: groups,
-            keep: keep,
-            renorm: renorm,
-            scale: scale,
-            bias: data.optional(1).is_some(),
-        },
-        Op::ExpertSort { experts } => StepKind::ExpertSort { experts: experts },
+        Op::LatentAttention { scale } => {
+            StepKind::LatentAttention { scale, heads: heads(graph, data), rope: data.optional(4).is_some() }
+        }
+        Op::AttnResMix { eps } => StepKind::AttnResMix { eps, blocks: data.optional(3).is_some() },
+        Op::RouteTopK { k: _, scoring, renorm, scale, groups, keep } => {
+            StepKind::RouteTopK { scoring, groups, keep, renorm, scale, bias: data.optional(1).is_some() }
+        }
+        Op::ExpertSort { experts } => StepKind::ExpertSort { experts },
         Op::ExpertGather {} => StepKind::ExpertGather,
-        Op::ExpertLinear { act, gather } => StepKind::ExpertLinear { act: act, gather: gather },
-        Op::ExpertGlu { act, gather, quant, beta, linear } => StepKind::ExpertGlu {
-            act: act,
-            situ: Situ { beta: beta, linear: linear },
-            quant: quant,
-            gather: gather,
-        },
+        Op::ExpertLinear { act, gather } => StepKind::ExpertLinear { act, gather },
+        Op::ExpertGlu { act, gather, quant, beta, linear } => {
+            StepKind::ExpertGlu { act, situ: Situ { beta, linear }, quant, gather }
+        }
         Op::ExpertSum {} => StepKind::ExpertSum,
         Op::LutBuild { code, tables } => StepKind::LutBuild { code, tables },
         Op::ExpertLut { gather } => StepKind::ExpertLut { gather },

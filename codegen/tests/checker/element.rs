@@ -39,7 +39,11 @@ pub(crate) fn element(kernel: &Kernel, x: &mut impl Operands, at: Target) -> u64
         }
         Family::Concat => {
             let left = x.cols(0);
-            let it = if col < left { x.row(0, row, col, col + 1) } else { x.row(1, row, col - left, col - left + 1) };
+            let it = if col < left {
+                x.row(0, row, col, col + 1)
+            } else {
+                x.row(1, row, col - left, col - left + 1)
+            };
             mix(kernel.attrs, it)
         }
         Family::HeadNorm => {

@@ -85,7 +85,8 @@ pub(super) fn sort(kernel: &Kernel, x: &mut impl Operands, at: Target) -> u64 {
     let number = match at.result {
         0 => pairs[index(at.row)].1,
         1 => {
-            let starts: Vec<usize> = (0..pairs.len()).filter(|p| *p == 0 || pairs[*p].0 != pairs[*p - 1].0).collect();
+            let starts: Vec<usize> =
+                (0..pairs.len()).filter(|p| *p == 0 || pairs[*p].0 != pairs[*p - 1].0).collect();
             let (expert, first) = match starts.get(index(at.col / 2)) {
                 Some(p) => (pairs[*p].0, *p as u64),
                 None => (kernel.heads, pairs.len() as u64),

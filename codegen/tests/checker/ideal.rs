@@ -181,7 +181,8 @@ impl Ideal<'_> {
             }
             Op::Reshape { cols } => {
                 let flat = self.values[&reads[0]].concat();
-                self.values.insert(data.results[0], flat.chunks(cols as usize).map(<[u64]>::to_vec).collect());
+                self.values
+                    .insert(data.results[0], flat.chunks(cols as usize).map(<[u64]>::to_vec).collect());
                 return;
             }
             _ => {}

@@ -35,7 +35,8 @@ pub(super) fn step(plan: &mut Plan, program: usize, at: usize, kind: &str, rng: 
         }
         ("state", Place::State(id)) => {
             // Mostly one of the same shape: a planner would not take another.
-            let same: Vec<usize> = (0..shapes.len()).filter(|it| shapes[*it] == shapes[id as usize]).collect();
+            let same: Vec<usize> =
+                (0..shapes.len()).filter(|it| shapes[*it] == shapes[id as usize]).collect();
             let to = if rng.below(4) > 0 { rng.pick(&same) } else { rng.below(shapes.len()) };
             it.place = Place::State(u32::try_from(to).unwrap());
             true
@@ -178,7 +179,9 @@ fn attribute(kind: &mut StepKind, rng: &mut Rng) -> Option<String> {
             3 => *renorm = !*renorm,
             _ => *scale *= 2.0,
         },
-        StepKind::ExpertSort { experts } => *experts = if rng.below(2) == 0 { *experts + 1 } else { *experts - 1 },
+        StepKind::ExpertSort { experts } => {
+            *experts = if rng.below(2) == 0 { *experts + 1 } else { *experts - 1 }
+        }
         StepKind::LutBuild { code, tables } => match rng.below(2) {
             0 => *code = rng.pick(waste_plan::VqCode::ALL),
             _ => *tables = rng.pick(waste_plan::Tables::ALL),

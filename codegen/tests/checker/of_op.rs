@@ -23,10 +23,9 @@ fn family(graph: &Graph, data: &OpData) -> Option<Kernel> {
             let (bias, residual) = (data.optional(2).is_some(), data.optional(3).is_some());
             Kernel { residual, ..new(Family::Product, &format!("linear {} {bias}", act.name())) }
         }
-        Op::LinearGlu { act, quant, beta, linear } => new(
-            Family::Row,
-            &format!("linear_glu {} {beta:e} {linear:e} {}", act.name(), quantised(*quant)),
-        ),
+        Op::LinearGlu { act, quant, beta, linear } => {
+            new(Family::Row, &format!("linear_glu {} {beta:e} {linear:e} {}", act.name(), quantised(*quant)))
+        }
         Op::Add {} => new(Family::Elementwise, "add"),
         Op::Mul {} => new(Family::Elementwise, "mul"),
         Op::Unary { kind } => new(Family::Elementwise, &format!("unary {}", kind.name())),
@@ -65,10 +64,9 @@ fn hybrid(graph: &Graph, data: &OpData) -> Kernel {
     match &data.op {
         Op::Concat {} => new(Family::Concat, "concat"),
         Op::ShortConv { act } => new(Family::Conv, &format!("conv {}", act.name())),
-        Op::L2Norm { dim, eps, scale } => Kernel {
-            head: u64::from(*dim),
-            ..new(Family::HeadNorm, &format!("l2 {dim} {eps:e} {scale:e}"))
-        },
+        Op::L2Norm { dim, eps, scale } => {
+            Kernel { head: u64::from(*dim), ..new(Family::HeadNorm, &format!("l2 {dim} {eps:e} {scale:e}")) }
+        }
         Op::KdaGate { lower_bound } => {
             let head = y_cols / cols(data.operand(1));
             Kernel { head, ..new(Family::Gate, &format!("gate {lower_bound:e}")) }
@@ -77,11 +75,9 @@ fn hybrid(graph: &Graph, data: &OpData) -> Kernel {
         Op::GatedRmsNorm { eps } => {
             Kernel { head: cols(data.operand(2)), ..new(Family::HeadNorm, &format!("gated rms {eps:e}")) }
         }
-        Op::HeadLinear {} => Kernel {
-            head: y_cols,
-            heads: matrices(graph, data),
-            ..new(Family::HeadProduct, "head linear")
-        },
+        Op::HeadLinear {} => {
+            Kernel { head: y_cols, heads: matrices(graph, data), ..new(Family::HeadProduct, "head linear") }
+        }
         Op::HeadLinearT {} => Kernel {
             head: y_cols,
             heads: matrices(graph, data),
@@ -96,10 +92,9 @@ fn hybrid(graph: &Graph, data: &OpData) -> Kernel {
             Kernel { heads, ..new(Family::Latent, &format!("latent {scale:e}")) }
         }
         Op::AttnResMix { eps } => new(Family::Row, &format!("mix {eps:e}")),
-        Op::RouteTopK { k: _, scoring, renorm, scale, groups, keep } => new(
-            Family::Route,
-            &format!("route {} {groups} {keep} {renorm} {scale:e}", scoring.name()),
-        ),
+        Op::RouteTopK { k: _, scoring, renorm, scale, groups, keep } => {
+            new(Family::Route, &format!("route {} {groups} {keep} {renorm} {scale:e}", scoring.name()))
+        }
         Op::ExpertSort { experts } => {
             Kernel { heads: u64::from(*experts), ..new(Family::Sort, &format!("sort {experts}")) }
         }
@@ -117,11 +112,9 @@ fn hybrid(graph: &Graph, data: &OpData) -> Kernel {
                 &format!("expert glu {} {beta:e} {linear:e} {}", act.name(), quantised(*quant)),
             )
         },
-        Op::ExpertLut { gather } => Kernel {
-            heads: matrices(graph, data),
-            gather: *gather,
-            ..new(Family::ExpertLut, "expert lut")
-        },
+        Op::ExpertLut { gather } => {
+            Kernel { heads: matrices(graph, data), gather: *gather, ..new(Family::ExpertLut, "expert lut") }
+        }
         Op::ExpertSum {} => new(Family::Sum, "sum"),
         Op::LutBuild { code, tables } => {
             let head = waste_plan::LutLayout { code: *code, tables: *tables }.slab_at(32) as u64 / 64;

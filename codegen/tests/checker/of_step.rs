@@ -108,10 +108,9 @@ fn hybrid(step: &Step, y_cols: u64) -> Kernel {
             Kernel { heads, ..new(Family::Latent, &format!("latent {scale:e}")) }
         }
         StepKind::AttnResMix { eps, .. } => new(Family::Row, &format!("mix {eps:e}")),
-        StepKind::RouteTopK { scoring, groups, keep, renorm, scale, .. } => new(
-            Family::Route,
-            &format!("route {} {groups} {keep} {renorm} {scale:e}", scoring.name()),
-        ),
+        StepKind::RouteTopK { scoring, groups, keep, renorm, scale, .. } => {
+            new(Family::Route, &format!("route {} {groups} {keep} {renorm} {scale:e}", scoring.name()))
+        }
         StepKind::ExpertSort { experts } => {
             Kernel { heads: u64::from(*experts).max(1), ..new(Family::Sort, &format!("sort {experts}")) }
         }
@@ -129,11 +128,9 @@ fn hybrid(step: &Step, y_cols: u64) -> Kernel {
                 &format!("expert glu {} {} {}", act.name(), situ(*it), quantised(*quant)),
             )
         },
-        StepKind::ExpertLut { gather } => Kernel {
-            heads: matrices(step, y_cols),
-            gather: *gather,
-            ..new(Family::ExpertLut, "expert lut")
-        },
+        StepKind::ExpertLut { gather } => {
+            Kernel { heads: matrices(step, y_cols), gather: *gather, ..new(Family::ExpertLut, "expert lut") }
+        }
         StepKind::ExpertSum => new(Family::Sum, "sum"),
         StepKind::LutBuild { code, tables } => {
             let head = waste_plan::LutLayout { code: *code, tables: *tables }.slab_at(32) as u64 / 64;

@@ -293,7 +293,8 @@ impl<'p> Shadow<'p> {
 
     /// A vector of a cache at a row and position, or an element of the half of a recurrent row that is not accepted.
     fn write_state(&mut self, id: u32, (row, pos): (u64, u64), col: u64, tag: u64) {
-        let is_recurrent = self.plan.states.get(id as usize).is_some_and(|it| it.kind == StateKind::Recurrent);
+        let is_recurrent =
+            self.plan.states.get(id as usize).is_some_and(|it| it.kind == StateKind::Recurrent);
         let at = match is_recurrent {
             true => self.recurrent(id, row, 1 - self.call.half(row), col),
             false => self.vector(id, row, pos, col),
@@ -346,7 +347,8 @@ impl<'p> Shadow<'p> {
             return memory.iter().map(|it| it.tag).collect();
         }
         let width = usize::try_from(state_width(it.shape)).unwrap();
-        let half = |row: u64| if row < self.call.rows { 1 - self.call.half(row) } else { self.call.half(row) };
+        let half =
+            |row: u64| if row < self.call.rows { 1 - self.call.half(row) } else { self.call.half(row) };
         let halves = (0..u64::from(it.shape[0])).map(|row| usize::try_from(2 * row + half(row)).unwrap());
         halves.flat_map(|at| &memory[at * width..(at + 1) * width]).map(|it| it.tag).collect()
     }

@@ -30,7 +30,15 @@ pub(super) struct Windows {
 impl Windows {
     pub(super) fn new() -> Self {
         let (range, claims) = (Unit::fresh(0), Unit::fresh(0));
-        Self { open: None, groups: 0..0, pairs: 0..0, has_more: false, range, claims, records: HashMap::new() }
+        Self {
+            open: None,
+            groups: 0..0,
+            pairs: 0..0,
+            has_more: false,
+            range,
+            claims,
+            records: HashMap::new(),
+        }
     }
 
     pub(super) const fn is_open(&self) -> bool {
@@ -167,7 +175,8 @@ impl Shadow<'_> {
         }
         let it = &mut self.windows;
         let range = it.groups.clone();
-        let named = range.map(|at| usize::try_from(at).unwrap()).filter_map(|at| groups.get(at)).map(|it| it.0);
+        let named =
+            range.map(|at| usize::try_from(at).unwrap()).filter_map(|at| groups.get(at)).map(|it| it.0);
         let named: Vec<u64> = named.collect();
         if it.open.take() != Some((bank, named.clone())) {
             return self.blame("lets go what no window holds");

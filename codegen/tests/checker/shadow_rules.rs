@@ -130,9 +130,7 @@ impl Shadow<'_> {
             Family::Row if matches!(step.kind, waste_plan::schema::StepKind::LinearGlu { .. }) => {
                 multiple_of(lanes)
             }
-            Family::Attention | Family::HeadNorm | Family::Gate | Family::Delta => {
-                multiple_of(kernel.head)
-            }
+            Family::Attention | Family::HeadNorm | Family::Gate | Family::Delta => multiple_of(kernel.head),
             Family::Conv | Family::ExpertLut => multiple_of(64),
             Family::Tables => multiple_of(256),
             // Lanes are counted from each head's first column.

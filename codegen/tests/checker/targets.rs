@@ -25,8 +25,7 @@ pub(crate) fn targets(
     rows: Range<u64>,
     cols: &Range<u64>,
 ) -> Vec<Target> {
-    let plain =
-        |result: usize, row: u64, col: u64| Target { result, row, col, with: 0, trail: 0 };
+    let plain = |result: usize, row: u64, col: u64| Target { result, row, col, with: 0, trail: 0 };
     let all = |result: usize, rows: Range<u64>, cols: Range<u64>| {
         rows.flat_map(move |row| cols.clone().map(move |col| plain(result, row, col)))
     };
@@ -84,8 +83,6 @@ fn pairs_of_expert(kernel: &Kernel, x: &mut impl Operands, group: u64, cols: &Ra
     let first = x.number(groups, 0, 2 * group + 1).min(pairs);
     let end = x.number(groups, 0, 2 * group + 3).min(pairs);
     let trail = x.row(groups, 0, 2 * group, 2 * group + 4);
-    let made = |row: u64| {
-        cols.clone().map(move |col| Target { result: 0, row, col, with: expert, trail })
-    };
+    let made = |row: u64| cols.clone().map(move |col| Target { result: 0, row, col, with: expert, trail });
     (first..end).flat_map(made).collect()
 }

@@ -311,8 +311,14 @@ impl KernelTable {
                 crate::lut::avx2::install(&mut table);
                 crate::recurrence::avx2::install(&mut table);
             }
+            if cpu.has(Isa::Avx512) {
+                crate::linear_f32::avx512::install(&mut table);
+            }
             if cpu.has(Isa::Vnni) {
                 crate::linear::avx512::vnni::install(&mut table);
+            }
+            if cpu.has_vbmi() {
+                crate::lut::avx512::install(&mut table);
             }
         }
         table

@@ -159,7 +159,7 @@ fn quantised(floats: &[f32; 8], q_max: i32, inverse: f32) -> __m256i {
 }
 
 /// What is added to q so that its bytes are its balanced digits, each plus 128. Q is that far from overflow.
-pub(super) const fn bias(planes: usize) -> i32 {
+pub(in crate::lut) const fn bias(planes: usize) -> i32 {
     0x0080_8080 >> (8 * (3 - planes))
 }
 

@@ -181,7 +181,7 @@ pub(super) fn add_floats<const E: usize, const S: usize>(
 
 /// Runs `f` on 64 sums; those past the last row are dropped.
 #[inline(always)]
-pub(super) fn with_block(acc: &mut [f32], f: impl FnOnce(&mut [f32; ROW_BLOCK])) {
+pub(in crate::lut) fn with_block(acc: &mut [f32], f: impl FnOnce(&mut [f32; ROW_BLOCK])) {
     if let Some(block) = acc.first_chunk_mut() {
         return f(block);
     }

@@ -1,0 +1,50 @@
+//! AVX-512 twins with VBMI: fixed-point tables are byte planes that `vpermb` looks up for 64 rows at a time (`plane`).
+//! Tables of floats stay with the tier below.
+
+mod build;
+mod plane;
+
+use std::ops::Range;
+
+use waste_plan::{Tables, VqCode};
+
+use super::{Vq2r, Vq3r, Vq4p};
+use crate::cpu::Isa;
+use crate::table::{Entry, KernelTable};
+
+macro_rules! rows {
+    ($($build:ident, $apply:ident: $tables:ident, $planes:literal;)+) => {
+        /// Overlays the rows of this tier. The caller has the tier, and VBMI.
+        pub(crate) fn install(table: &mut KernelTable) {
+            $( table.$build = Entry { call: $build, isa: Isa::Vnni };
+            table.$apply = Entry { call: $apply, isa: Isa::Vnni }; )+
+        }
+        $(#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vbmi")]
+        fn $build(code: VqCode, x: &[f32], books: &[f32], positions: Range<usize>, out: &mut [u8]) {
+            let tables = Tables::$tables;
+            match code {
+                VqCode::Vq3r => build::planes::<Vq3r, 3, 256, $planes>(tables, x, books, positions, out),
+                VqCode::Vq2r => build::planes::<Vq2r, 2, 256, $planes>(tables, x, books, positions, out),
+                VqCode::Vq4p => build::planes::<Vq4p, 4, 64, $planes>(tables, x, books, positions, out),
+            }
+        }
+        #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vbmi")]
+        fn $apply(
+            code: VqCode, bytes: &[u8], indices: &[u8], positions: Range<usize>, k: usize, acc: &mut [f32],
+        ) {
+            let tables = Tables::$tables;
+            match code {
+                VqCode::Vq3r => plane::vq3r::<$planes>(tables, bytes, indices, positions, k, acc),
+                VqCode::Vq2r => plane::vq2r::<$planes>(tables, bytes, indices, positions, k, acc),
+                VqCode::Vq4p => plane::vq4p::<$planes>(tables, bytes, indices, positions, k, acc),
+            }
+        }
+        )+
+    };
+}
+
+rows! {
+    lut_build_fixed24, lut_apply_fixed24: Fixed24, 3;
+    lut_build_fixed16, lut_apply_fixed16: Fixed16, 2;
+    lut_build_container, lut_apply_container: Container, 1;
+}

@@ -183,6 +183,6 @@ mod tests {
             unknown.contains("'--tokns'") && unknown.ends_with("(did you mean '--tokens'?)"),
             "{unknown}"
         );
-        assert!(!line(&["waste", "plan"]).contains('\n'));
+        assert!(!line(&["waste", "convert"]).contains('\n'));
     }
 }

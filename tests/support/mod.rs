@@ -13,7 +13,7 @@ use waste_ir::SourceId;
 use waste_ir::interp::{Inputs, Interp, decode_weight};
 use waste_plan::DType;
 use waste_plan::ids::EntityRef;
-use waste_runtime::{Isa, LoadedPlan, Session, SessionOptions, Token};
+use waste_runtime::{ExpertOptions, Isa, LoadedPlan, Session, SessionOptions, Token};
 
 /// A prompt with its reference continuation.
 #[derive(serde::Deserialize)]
@@ -106,11 +106,12 @@ pub(crate) struct Run {
     pub(crate) isa: Isa,
     /// Most tokens a step; 0: what the plan takes.
     pub(crate) step: usize,
+    pub(crate) experts: ExpertOptions,
 }
 
 impl Default for Run {
     fn default() -> Self {
-        Self { threads: 1, isa: Isa::Amx, step: 0 }
+        Self { threads: 1, isa: Isa::Amx, step: 0, experts: ExpertOptions::default() }
     }
 }
 
@@ -123,7 +124,7 @@ pub(crate) fn session(loaded: &LoadedPlan, how: &Run) -> Session {
         verify: true,
         check_finite: false,
         profile: false,
-        experts: waste_runtime::ExpertOptions::default(),
+        experts: how.experts.clone(),
     };
     Session::open(loaded, &options).unwrap()
 }

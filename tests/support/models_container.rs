@@ -172,7 +172,7 @@ fn check_golden(name: &str, limit: f64) {
 
 /// Its tables of VQ4P are rounded to bytes, ours are exact: that is the second limit.
 #[test]
-#[cfg_attr(not(feature = "slow-tests"), ignore = "the containers are not shipped: --features slow-tests")]
+#[ignore = "the containers are not shipped: WASTE_TEST_CONTAINERS"]
 fn containers_evaluate_as_their_engine_does() {
     for (code, limit) in [("vq3r", 2e-5), ("vq4p", 5e-2)] {
         check_golden(&format!("tiny-{code}"), limit);
@@ -182,7 +182,7 @@ fn containers_evaluate_as_their_engine_does() {
 
 /// Layers of the real width.
 #[test]
-#[cfg_attr(not(feature = "slow-tests"), ignore = "the containers are not shipped: --features slow-tests")]
+#[ignore = "the containers are not shipped: WASTE_TEST_CONTAINERS"]
 fn wide_containers_evaluate_as_their_engine_does() {
     check_golden("kl4-vq3r", 2e-5);
     check_golden("kl4-vq4p", 5e-2);

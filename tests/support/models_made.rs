@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value as Json, json};
 
-use super::scratch::{Noise, Scratch};
+use crate::scratch::{Noise, Scratch};
 
 /// How experts are coded: stages, entries, bits of an index, bytes of a vector's indices, the format byte of a record.
 #[derive(Clone, Copy)]

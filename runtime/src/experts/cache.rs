@@ -15,7 +15,7 @@
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -134,14 +134,23 @@ impl ExpertCache {
         });
         // Made before its threads, so that those are ended if one cannot be started.
         let mut res = Self { shared, readers: Vec::with_capacity(options.readers) };
+        let (up, started) = mpsc::channel();
         for at in 0..options.readers {
-            let shared = Arc::clone(&res.shared);
+            let (shared, up) = (Arc::clone(&res.shared), up.clone());
             let thread = std::thread::Builder::new().name(format!("experts-{at}")).stack_size(STACK);
+            let serve = move || {
+                // Nobody waits for it if another reader could not be started.
+                let _ = up.send(());
+                drop(up);
+                shared.serve();
+            };
             let thread = thread
-                .spawn(move || shared.serve())
+                .spawn(serve)
                 .map_err(|it| RuntimeError::Threads { threads: options.readers, message: it.to_string() })?;
             res.readers.push(thread);
         }
+        // What a thread allocates to begin belongs to opening.
+        started.iter().take(options.readers).for_each(drop);
         Ok(res)
     }
 

@@ -1,0 +1,158 @@
+//! Experts from their files: the same bits whatever the cache holds and whoever reads, and a record that cannot be trusted
+//! ends the step, not the session.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "support/models_made.rs"]
+mod made;
+#[path = "support/scratch.rs"]
+mod scratch;
+mod support;
+
+use std::path::Path;
+
+use made::{Made, VQ2R, VQ3R, VQ4P};
+use scratch::Scratch;
+use support::{Run, hash, rel_l2, run, session};
+use waste::compile::{CompileOptions, compile};
+use waste::formats::ModelFiles;
+use waste::progress::Silent;
+use waste_plan::Tables;
+use waste_runtime::{ExpertOptions, Isa, LoadedPlan, Token};
+
+const IDS: [u32; 12] = [3, 7, 11, 5, 9, 13, 2, 17, 4, 8, 19, 23];
+
+/// Four experts in each of two layers.
+const RECORDS: u64 = 8;
+
+fn load(model: &Path, chunk: u32, tables: Tables) -> LoadedPlan {
+    let files = ModelFiles::open(model, None).unwrap();
+    let options = CompileOptions {
+        ctx: Some(64),
+        chunk: Some(chunk),
+        want: Some(chunk),
+        tables,
+        ..CompileOptions::usual()
+    };
+    compile(&files, &options, &mut |_| ()).unwrap().load(&Silent).unwrap()
+}
+
+fn logits(loaded: &LoadedPlan, how: &Run) -> Vec<f32> {
+    run(loaded, how, &[&IDS]).remove(0)
+}
+
+/// The checkpoint holds the weights that the codes stand for, as floats.
+#[test]
+fn looked_up_experts_are_those_of_the_checkpoint() {
+    for code in [VQ3R, VQ2R, VQ4P] {
+        let dir = Scratch::new("streaming-close");
+        let made = Made::new(code);
+        let expected = logits(&load(&made.write_checkpoint(&dir, "s"), 16, Tables::Fixed24), &Run::default());
+        let container = made.write_container(&dir, "c");
+        for (tables, bound) in [(Tables::Fixed24, 1e-5), (Tables::F32, 1e-5), (Tables::Fixed16, 1e-3)] {
+            let error = rel_l2(&logits(&load(&container, 16, tables), &Run::default()), &expected);
+            assert!(error <= bound, "{} {tables:?}: {error:.2e}", code.name);
+        }
+    }
+}
+
+/// One hash over caches × readers × how files are read × chunks × threads × tiers.
+#[test]
+fn the_same_bits_whatever_the_cache_holds() {
+    for code in [VQ3R, VQ2R, VQ4P] {
+        let dir = Scratch::new("streaming-bits");
+        let container = Made::new(code).write_container(&dir, "c");
+        let mut expected: Option<String> = None;
+        for chunk in [1, 5, 12] {
+            let loaded = load(&container, chunk, Tables::Fixed24);
+            for slots in [1, 2, 3, 5, RECORDS] {
+                for (readers, direct, verify, threads, isa) in [
+                    (0, false, false, 1, Isa::Portable),
+                    (1, true, true, 2, Isa::Avx2),
+                    (2, true, false, 3, Isa::Amx),
+                    (3, false, true, 2, Isa::Amx),
+                ] {
+                    let experts = ExpertOptions { slots: Some(slots), readers, direct, verify };
+                    let found = hash(&logits(&loaded, &Run { threads, isa, step: 0, experts }));
+                    assert_eq!(
+                        &found,
+                        expected.get_or_insert_with(|| found.clone()),
+                        "{}: chunk {chunk}, {slots} slots, {readers} readers, {threads} threads",
+                        code.name
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cache_of_all_experts_reads_each_once_and_a_small_one_again() {
+    let dir = Scratch::new("streaming-counts");
+    let loaded = load(&Made::new(VQ3R).write_container(&dir, "c"), 1, Tables::Fixed24);
+    let counters = |slots| {
+        let experts = ExpertOptions { slots: Some(slots), ..ExpertOptions::default() };
+        let mut session = session(&loaded, &Run { experts, ..Run::default() });
+        for id in IDS {
+            session.step(&[Token { row: 0, id }], &[]).unwrap();
+        }
+        session.expert_counters().unwrap()
+    };
+    let (all, few) = (counters(RECORDS), counters(2));
+    assert!(all.reads <= RECORDS && all.misses == all.reads && all.evictions == 0, "{all:?}");
+    assert!(few.reads > all.reads && few.evictions > 0, "{few:?}");
+    assert_eq!(few.hits + few.misses, all.hits + all.misses, "the same requests");
+    assert_eq!(few.bytes / few.reads, all.bytes / all.reads, "records of one size");
+}
+
+#[test]
+fn a_record_that_is_damaged_or_written_to_ends_the_step_and_leaves_the_history() {
+    let dir = Scratch::new("streaming-damage");
+    let container = Made::new(VQ3R).write_container(&dir, "c");
+    let loaded = load(&container, 12, Tables::Fixed24);
+    let bank = container.join("experts-L1.bin");
+    let good = std::fs::read(&bank).unwrap();
+    let mut bad = good.clone();
+    // One byte of every record, far behind its header.
+    let record = good.len() / 4;
+    (0..4).for_each(|e| bad[e * record + record / 2] ^= 1);
+    let tokens: Vec<Token> = IDS.iter().map(|id| Token { row: 0, id: *id }).collect();
+    for threads in [1, 2] {
+        let experts = ExpertOptions { slots: Some(1), verify: true, ..ExpertOptions::default() };
+        let how = Run { threads, experts, ..Run::default() };
+        std::fs::write(&bank, &bad).unwrap();
+        let mut damaged = session(&loaded, &how);
+        let message = damaged.step(&tokens[..5], &[4]).unwrap_err().to_string();
+        assert!(message.contains("expert") && message.contains("layer 1"), "{message}");
+        assert_eq!(damaged.len(0), 0);
+        std::fs::write(&bank, &good).unwrap();
+        let mut changed = session(&loaded, &how);
+        changed.step(&tokens[..5], &[]).unwrap();
+        std::fs::write(&bank, &bad).unwrap();
+        let message = changed.step(&tokens[5..], &[6]).unwrap_err().to_string();
+        assert!(message.contains("written to"), "{message}");
+        assert_eq!(changed.len(0), 5);
+    }
+}
+
+/// A saved session of delta and latent states goes on with the same bits in another process's place.
+#[test]
+fn a_saved_session_goes_on_with_the_same_bits() {
+    let dir = Scratch::new("streaming-saved");
+    let loaded = load(&Made::new(VQ3R).write_container(&dir, "c"), 12, Tables::Fixed24);
+    let whole = logits(&loaded, &Run::default());
+    let vocab = whole.len() / IDS.len();
+    let tokens: Vec<Token> = IDS.iter().map(|id| Token { row: 0, id: *id }).collect();
+    let file = dir.path().join("s.bin");
+    let mut first = session(&loaded, &Run::default());
+    first.step(&tokens[..7], &[]).unwrap();
+    first.save(0, &IDS[..7], &file).unwrap();
+    let mut second = session(&loaded, &Run { threads: 2, ..Run::default() });
+    assert_eq!(second.restore(0, &file).unwrap(), &IDS[..7]);
+    second.step(&tokens[7..], &[4]).unwrap();
+    assert_eq!(hash(second.logits(0)), hash(&whole[11 * vocab..]));
+    let mut bytes = std::fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    assert!(second.restore(0, &file).is_err());
+}

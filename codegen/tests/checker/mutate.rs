@@ -60,7 +60,6 @@ pub(crate) const KINDS: &[&str] = &[
     "window",
     "edge",
     "loop barrier",
-    "split loop",
 ];
 
 /// Changes `plan` by `kind`; says what was changed, or nothing if the plan has no place for it.
@@ -77,7 +76,7 @@ pub(crate) fn mutate(plan: &mut Plan, kind: &str, rng: &mut Rng) -> Option<Strin
         "move buffer" | "swap offsets" => buffers(plan, program, kind, rng)?,
         "drop barrier" | "add barrier" | "swap neighbours" | "move step" | "drop step" | "twice"
         | "tokens" => order(plan, program, at, kind, rng)?,
-        "window" | "edge" | "loop barrier" | "split loop" => loops(plan, program, kind, rng)?,
+        "window" | "edge" | "loop barrier" => loops(plan, program, kind, rng)?,
         _ => step(plan, program, at, kind, rng)?,
     };
     Some(format!("{name}: {what}"))
@@ -169,21 +168,6 @@ fn loops(plan: &mut Plan, program: usize, kind: &str, rng: &mut Rng) -> Option<S
             let at = rng.pick(&[first, first + 1, last, last + 1]);
             let step = steps.get_mut(at)?;
             step.barrier = !step.barrier;
-            Some(format!("before #{at}"))
-        }
-        "split loop" => {
-            // Two loops, each over a part of the body.
-            let at = if body < 3 { return None } else { first + 2 + rng.below(body as usize - 2) };
-            let bodies = [at - first, last + 1 - at].map(|it| u32::try_from(it).unwrap());
-            let window = Step { barrier: true, ..steps[first].clone() };
-            let release = Step { barrier: true, ..steps[last].clone() };
-            steps[first].kind = StepKind::ExpertWindow { bank, body: bodies[0] };
-            steps[last].kind = StepKind::ExpertRelease { bank, body: bodies[1] };
-            steps[at].barrier = true;
-            let kind = StepKind::ExpertWindow { bank, body: bodies[1] };
-            steps.insert(at, Step { kind, ..window });
-            let kind = StepKind::ExpertRelease { bank, body: bodies[0] };
-            steps.insert(at, Step { kind, ..release });
             Some(format!("before #{at}"))
         }
         "edge" => {

@@ -26,6 +26,15 @@ pub(super) fn step(plan: &mut Plan, program: usize, at: usize, kind: &str, rng: 
     let is_write = kind == "nudge write" || (kind != "nudge read" && rng.below(3) == 0);
     let operands = if is_write { &mut step.writes } else { &mut step.reads };
     let slot = if operands.is_empty() { return None } else { rng.below(operands.len()) };
+    // Rows of pairs are where they are: nobody asks for their order.
+    let is_unread = match step.kind {
+        StepKind::ExpertLinear { gather: false, .. } | StepKind::ExpertLut { gather: false } => slot == 2,
+        StepKind::ExpertGlu { gather: false, .. } => slot == 3,
+        _ => false,
+    };
+    if is_unread && !is_write {
+        return None;
+    }
     let it: &mut Operand = &mut operands[slot];
     let was = *it;
     let fits = match (kind, it.place) {

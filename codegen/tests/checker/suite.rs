@@ -5,7 +5,7 @@ use waste_ir::random::RandomModule;
 use waste_ir::{Dim, Module, Op, Shape, SymDecl, TensorType, verify};
 use waste_passes::PipelineOptions;
 use waste_plan::ids::EntityRef;
-use waste_plan::schema::{Options, Plan, StepKind};
+use waste_plan::schema::{Options, Plan};
 use waste_plan::{DType, Math, StateKind, Tables};
 
 /// A final module and its plan.
@@ -19,23 +19,16 @@ pub(crate) struct Case {
 pub(crate) fn cases(n: usize) -> Vec<Case> {
     let (n_dense, n_records) = (n / 4, n / 4);
     let mut cases = of_seeds(n_dense, waste_ir::random::decoder, |_| true);
-    let is_hybrid = |case: &Case| !case.has(|it| matches!(it, StepKind::LutBuild { .. }));
-    cases.extend(of_seeds(n - n_dense - n_records, waste_ir::random::hybrid_decoder, is_hybrid));
-    // Tables are large: the smaller ones say as much.
-    let has_records = |case: &Case| case.plan.memory.scratch < 400_000 && !case.plan.banks.is_empty();
+    // Tables are large: plans with smaller ones say as much.
+    let is_small = |case: &Case| case.plan.memory.scratch < 400_000;
+    cases.extend(of_seeds(n - n_dense - n_records, waste_ir::random::hybrid_decoder, is_small));
+    let has_records = |case: &Case| is_small(case) && !case.plan.banks.is_empty();
     cases.extend(of_seeds(n_records, waste_ir::random::expert_decoder, has_records));
     cases
 }
 
-impl Case {
-    /// Whether a step has this kind.
-    fn has(&self, is: impl Fn(&StepKind) -> bool) -> bool {
-        self.plan.programs.iter().flat_map(|it| &it.steps).any(|it| is(&it.kind))
-    }
-}
-
-/// The cases of the first `n` seeds that can be planned and are `wanted`. Those of the others cut heads out of a matrix for several things: their
-/// rows have gaps, which no operand can say. Arithmetic and passes vary with the seed.
+/// The cases of the first `n` seeds that can be planned and are `wanted`. Those that cannot cut heads out of a matrix of several
+/// things: their rows have gaps, which no operand can say. Arithmetic and passes vary with the seed.
 fn of_seeds(n: usize, random: fn(u64) -> RandomModule, wanted: impl Fn(&Case) -> bool) -> Vec<Case> {
     let mut cases = Vec::new();
     for seed in 0..16 * n as u64 {

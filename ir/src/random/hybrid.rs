@@ -1,6 +1,6 @@
 //! Random hybrids: layers of delta attention and of latent attention, dense or routed feed-forward, residuals of earlier blocks.
 
-use waste_plan::DType;
+use waste_plan::{DType, VqCode};
 
 use super::weights::Weights;
 use super::{POSITIONS, ROWS, Rng};
@@ -114,11 +114,22 @@ impl Weights {
         let ff_norm = self.vector(&at("ff_norm.weight"), cx.hidden);
         let router = self.rng.coin().then(|| self.matrix(&at("router"), cx.experts, cx.hidden));
         let shapes = [("gate", cx.ff, cx.hidden), ("up", cx.ff, cx.hidden), ("down", cx.hidden, cx.ff)];
-        let ff = shapes.map(|(name, rows, cols)| match router {
-            Some(_) => self.bank(&at(name), cx.experts, rows, cols),
-            None => self.matrix(&at(name), rows, cols),
-        });
+        let ff = match router {
+            Some(_) => self.experts(cx.experts, shapes.map(|(name, rows, cols)| (at(name), rows, cols))),
+            None => shapes.map(|(name, rows, cols)| self.matrix(&at(name), rows, cols)),
+        };
         Layer { attn_norm, attn, mix, ff_norm, router, ff }
+    }
+
+    /// Banks of experts, each somewhere, or all of them vector-quantised in records.
+    fn experts(&mut self, n: u32, matrices: [(String, u32, u32); 3]) -> [WeightId; 3] {
+        match self.rng.pick(&[None, Some(VqCode::Vq2r), Some(VqCode::Vq4p)]) {
+            Some(code) => {
+                let banks = self.coded_banks(n, &matrices, code);
+                banks.try_into().expect("a bank for each of three matrices")
+            }
+            None => matrices.map(|(name, rows, cols)| self.bank(&name, n, rows, cols)),
+        }
     }
 
     fn delta(&mut self, i: u32, cx: &Config) -> Attention {

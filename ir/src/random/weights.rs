@@ -142,7 +142,12 @@ impl Weights {
 
     /// Vector-quantised banks of `n` matrices of these names, rows and columns, each with codebooks of its own. An expert's matrices
     /// lie in one record: all index streams, then all scales. Every byte is an index.
-    fn coded_banks(&mut self, n: u32, matrices: &[(String, u32, u32)], code: VqCode) -> Vec<WeightId> {
+    pub(super) fn coded_banks(
+        &mut self,
+        n: u32,
+        matrices: &[(String, u32, u32)],
+        code: VqCode,
+    ) -> Vec<WeightId> {
         let books: Vec<WeightId> = matrices.iter().map(|it| self.books(&it.0, code)).collect();
         let source = self.module.sources.keys().next().expect("the one source");
         let first = self.bytes.len() as u64;

@@ -7,20 +7,25 @@ use crate::text::parse;
 
 const TINY: &str = include_str!("../../testdata/tiny.plan.txt");
 
+/// Recurrences, latent attention, and experts of records.
+const HYBRID: &str = include_str!("../../testdata/hybrid.plan.txt");
+
 fn errors(plan: &Plan) -> Vec<String> {
     validate(plan).err().unwrap_or_default().iter().map(ToString::to_string).collect()
 }
 
-/// The errors of the sample after one replacement.
-fn broken(from: &str, to: &str) -> Vec<String> {
-    let text = TINY.replacen(from, to, 1);
-    assert_ne!(text, TINY, "the sample has no '{from}'");
+/// The errors of a sample after one replacement.
+fn broken(sample: &str, from: &str, to: &str) -> Vec<String> {
+    let text = sample.replacen(from, to, 1);
+    assert_ne!(text, sample, "the sample has no '{from}'");
     errors(&parse(&text).unwrap())
 }
 
 #[test]
-fn the_sample_is_valid() {
-    assert_eq!(errors(&parse(TINY).unwrap()), Vec::<String>::new());
+fn the_samples_are_valid() {
+    for sample in [TINY, HYBRID] {
+        assert_eq!(errors(&parse(sample).unwrap()), Vec::<String>::new());
+    }
 }
 
 /// One replacement and the first error that it must cause.
@@ -130,10 +135,66 @@ const CASES: &[(&str, &str, &str)] = &[
     ),
 ];
 
+/// The same for the other sample, whose first program takes two tokens.
+const HYBRID_CASES: &[(&str, &str, &str)] = &[
+    ("tile 2x64 op 5 ", "tile 1x64 op 5 ", "program 0 step 5: tiles of 1 of 2 rows"),
+    (
+        "tile 2x64 op 5 ",
+        "tile 2x8 op 5 ",
+        "program 0 step 5: tiles of 2 × 8, expected columns in multiples of 64 or all 16",
+    ),
+    ("tile 2x8 op 12", "tile 1x8 op 12", "program 0 step 12: tiles of 1 of 2 rows"),
+    (
+        "tile 2x8 op 12",
+        "tile 2x4 op 12",
+        "program 0 step 12: tiles of 2 × 4, expected columns in multiples of 8 or all 16",
+    ),
+    (
+        "tile 2x16 op 19",
+        "tile 2x8 op 19",
+        "program 0 step 19: tiles of 2 × 8, expected columns in multiples of 16 or all 16",
+    ),
+    (
+        "tile 64x16 op 21",
+        "tile 64x17 op 21",
+        "program 0 step 20: tiles of 64 × 17, expected columns in multiples of 16 or all 32",
+    ),
+    (
+        "tile 64x8 op 23",
+        "tile 64x12 op 23",
+        "program 0 step 22: tiles of 64 × 12, expected columns in multiples of 8 or all 16",
+    ),
+    ("tile 2x1 op 31", "tile 1x1 op 31", "program 0 step 30: tiles of 1 of 2 rows"),
+    (
+        "s[0x64c0]:i32[T,1]/4, s[0x6500]:i32[1,6]/24, s[0x6540]:i32[T,1]/4 =",
+        "s[0x64c0]:i32[T,1]/8, s[0x6500]:i32[1,6]/24, s[0x6540]:i32[T,1]/4 =",
+        "program 0 step 30: expert_sort: rows that do not follow each other",
+    ),
+    ("tile 1x64 op 32", "tile 2x64 op 32", "program 0 step 32: tiles of 2 experts"),
+    (
+        "tile 1x64 op 33",
+        "tile 1x16 op 33",
+        "program 0 step 33: tiles of 1 × 16, expected columns in multiples of 64 or all 32",
+    ),
+    (
+        "tile 1x32 op 35",
+        "tile 1x16 op 35",
+        "program 0 step 35: tiles of 1 × 16, expected columns in multiples of 256 or all 32",
+    ),
+    (
+        "s[0x6540]:i32[T,1]/4 tile 2x32 op 37",
+        "s[0x6540]:i32[T,1]/8 tile 2x32 op 37",
+        "program 0 step 38: expert_sum: rows that do not follow each other",
+    ),
+    ("{bank=0, body=6} tile 1x1 op 32", "{bank=0, body=5} tile 1x1 op 32", "program 0 step 31: step 5"),
+    ("experts 8192 slots 2", "experts 4096 slots 2", "plan: an expert cache of 4096 bytes for 2 records"),
+];
+
 #[test]
 fn each_fault_is_named_where_it_is() {
-    for (from, to, expected) in CASES {
-        let found = broken(from, to);
+    let tiny = CASES.iter().map(|it| (TINY, it));
+    for (sample, (from, to, expected)) in tiny.chain(HYBRID_CASES.iter().map(|it| (HYBRID, it))) {
+        let found = broken(sample, from, to);
         let first = found.first().unwrap_or_else(|| panic!("'{from}' → '{to}' is not refused"));
         assert!(first.starts_with(expected), "'{from}' → '{to}':\n  {first}\nexpected\n  {expected}");
     }

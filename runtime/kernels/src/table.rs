@@ -313,6 +313,7 @@ impl KernelTable {
             }
             if cpu.has(Isa::Avx512) {
                 crate::attention::avx512::install(&mut table);
+                crate::linear::avx512::nibbles::install(&mut table);
                 crate::linear_f32::avx512::install(&mut table);
                 crate::recurrence::avx512::install(&mut table);
             }

@@ -107,8 +107,8 @@ fn linear<W: Format>(w: &[u8], k: usize, x: &RowsF32<'_>, y: &mut TileMut<'_>) {
                 for (panel, t) in panels.iter().zip(tokens.clone().step_by(WIDTH)) {
                     let y = &mut y.sub(t..tokens.end.min(t + WIDTH), cols.clone());
                     match y.rows() {
-                        ..=4 => add_tokens::<W, 4>(block, &inputs, panel, y),
-                        ..=8 => add_tokens::<W, 8>(block, &inputs, panel, y),
+                        0..=4 => add_tokens::<W, 4>(block, &inputs, panel, y),
+                        5..=8 => add_tokens::<W, 8>(block, &inputs, panel, y),
                         _ => add_tokens::<W, WIDTH>(block, &inputs, panel, y),
                     }
                 }

@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let (module, n) = (module(bytes.len() as u64)?, bytes.len());
         assert_eq!(n, 2 * LETTERS.len() * LETTERS.len() * 4);
         let source = Source::from_bytes("counts", bytes);
-        let options = CompileOptions { chunk: 8, ctx: Some(64), ..CompileOptions::usual() };
+        let options = CompileOptions { chunk: Some(8), ctx: Some(64), ..CompileOptions::usual() };
         compile_module(module, vec![source], &options, &mut |_| ())?
     };
     print!("{}", compiled.ir);

@@ -30,7 +30,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut session = Session::open(&loaded, &options)?;
 
     let greedy = SamplerOptions { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 };
-    let prompts = [Prompt { ids: tokenizer.encode(&prompt)?, budget: Some(24), sampling: greedy }];
+    let prompts =
+        [Prompt { ids: tokenizer.encode(&prompt)?, history: 0, budget: Some(24), sampling: greedy }];
     let rules =
         Rules { stop_ids: loaded.plan().stop_ids.clone(), excluded: Vec::new(), chunk: None, hash: false };
     let mut stream = tokenizer.stream(TextStart::Continuation);

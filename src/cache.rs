@@ -106,7 +106,7 @@ fn options_text(options: &CompileOptions) -> String {
         max_mem: _,
     } = options;
     format!(
-        "ctx {ctx:?} batch {batch} chunk {chunk} want {want:?} kv {} math {} only {only:?} disabled {disabled:?} \
+        "ctx {ctx:?} batch {batch} chunk {chunk:?} want {want:?} kv {} math {} only {only:?} disabled {disabled:?} \
          rewrites {rewrite_limit:?} tables {}",
         kv.name(),
         math.name(),

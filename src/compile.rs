@@ -31,7 +31,7 @@ impl CompileOptions {
         Self {
             ctx: None,
             batch: 1,
-            chunk: 256,
+            chunk: None,
             want: None,
             kv: DType::F32,
             math: Math::Fixed24,
@@ -48,6 +48,12 @@ impl CompileOptions {
 /// Positions by default, where the model was trained for more: a model that claims a million starts small.
 pub const DEFAULT_CTX: u32 = 4096;
 
+/// Tokens of a prefill step by default.
+pub const DEFAULT_CHUNK: u32 = 256;
+
+/// Tokens of a prefill step by default where experts are multiplied by lookup tables: the tables of all its tokens are in memory.
+pub const DEFAULT_TABLE_CHUNK: u32 = 64;
+
 /// What to compile for.
 #[derive(Clone, Debug)]
 pub struct CompileOptions {
@@ -55,8 +61,8 @@ pub struct CompileOptions {
     pub ctx: Option<u32>,
     /// Sequences side by side.
     pub batch: u32,
-    /// Most tokens of one prefill step.
-    pub chunk: u32,
+    /// Most tokens of one prefill step; `None`: [`DEFAULT_CHUNK`], or [`DEFAULT_TABLE_CHUNK`] where experts are vector-quantised.
+    pub chunk: Option<u32>,
     /// Most rows of logits of one step; `None`: `batch`.
     pub want: Option<u32>,
     /// Element type of the caches.
@@ -190,10 +196,9 @@ pub fn import_module(files: &ModelFiles, options: &CompileOptions) -> Result<Mod
         None => trained_ctx(files)?.min(DEFAULT_CTX),
     };
     let want = options.want.unwrap_or(options.batch);
-    Ok(import(
-        files,
-        &ImportOptions { ctx, batch: options.batch, chunk: options.chunk, want, kv: options.kv },
-    )?)
+    let usual = if files.container().is_some() { DEFAULT_TABLE_CHUNK } else { DEFAULT_CHUNK };
+    let chunk = options.chunk.unwrap_or(usual);
+    Ok(import(files, &ImportOptions { ctx, batch: options.batch, chunk, want, kv: options.kv })?)
 }
 
 /// Compiles IR text, as `waste dump` prints it; paths of its sources are relative to `folder`.
@@ -362,7 +367,7 @@ fn plan_options(module: &Module, options: &CompileOptions, report: &PipelineRepo
     Options {
         ctx: positions.filter(|it| ctx.next_multiple_of(32) != *it).unwrap_or(ctx),
         batch: upper("decode", "token").unwrap_or(options.batch),
-        chunk: upper("prefill", "token").unwrap_or(options.chunk),
+        chunk: upper("prefill", "token").or(options.chunk).unwrap_or(DEFAULT_CHUNK),
         want: upper("prefill", "want").unwrap_or(options.batch),
         kv: state.map_or(options.kv, |it| it.ty.dtype),
         math: options.math,

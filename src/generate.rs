@@ -30,6 +30,8 @@ pub use text::TextRow;
 pub struct Prompt {
     /// Its ids, at least one.
     pub ids: Vec<u32>,
+    /// How many of them the session has accepted already, in the row of the prompt's own number: fewer than all.
+    pub history: usize,
     /// Most ids to add; `None`: until the context is full.
     pub budget: Option<u32>,
     /// How ids are chosen. Every row has a generator of its own.
@@ -155,7 +157,7 @@ pub enum GenerateError {
 }
 
 /// Continues `prompts` until each one ends, and tells `sink` the prompt's index and each id as it is chosen; the sink
-/// may end that row, which then keeps the id. Rows of the session are overwritten.
+/// may end that row, which then keeps the id. Rows of the session are overwritten, but for the histories that prompts begin with.
 ///
 /// # Errors
 /// If a prompt or rule does not fit the plan (before any step), or a step fails. An interrupt is no error.
@@ -194,6 +196,14 @@ fn validate<'p>(
         let refuse = |reason: String| Err(GenerateError::Prompt { prompt: index + 1, reason });
         if prompt.ids.is_empty() {
             return refuse("no tokens, and the model names none to begin a text with".into());
+        }
+        if prompt.history > 0 {
+            let row = u32::try_from(index).ok().filter(|it| *it < session.plan().options.batch);
+            let accepted = row.map_or(0, |it| session.len(it)) as usize;
+            if accepted != prompt.history || prompt.history >= prompt.ids.len() {
+                let (n, ids) = (prompt.history, prompt.ids.len());
+                return refuse(format!("{n} of {ids} tokens accepted, the session has {accepted}"));
+            }
         }
         if prompt.ids.len() > ctx {
             return refuse(format!("{} tokens, the plan has {ctx} positions", prompt.ids.len()));
@@ -234,9 +244,14 @@ impl<'a> Run<'a> {
         seats.resize_with(self.session.plan().options.batch as usize, || None);
         loop {
             for (seat, place) in (0..).zip(&mut seats) {
-                if place.is_none() {
-                    *place = waiting.pop_front();
-                    self.session.clear(seat);
+                if place.is_none()
+                    && let Some(row) = waiting.pop_front()
+                {
+                    if !row.begins_in(seat) {
+                        self.session.clear(seat);
+                        row.begin_anew();
+                    }
+                    *place = Some(row);
                 }
             }
             if seats.iter().all(Option::is_none) {

@@ -17,8 +17,8 @@
 
 pub mod cache;
 pub mod compile;
-pub mod embedded;
 pub mod convert;
+pub mod embedded;
 pub mod formats;
 pub mod generate;
 pub mod models;

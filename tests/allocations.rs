@@ -34,7 +34,7 @@ static ALLOCATOR: Counting = Counting;
 fn no_step_allocates() {
     for name in ["gpt2-rand-f32", "llama-rand-gqa-untied-f32"] {
         let fixture = Fixture::open(name);
-        let options = CompileOptions { ctx: Some(96), chunk: 16, ..CompileOptions::usual() };
+        let options = CompileOptions { ctx: Some(96), chunk: Some(16), ..CompileOptions::usual() };
         let loaded = fixture.compile(&options);
         for threads in [1, 2, 3] {
             let mut session = session(&loaded, &Run { threads, ..Run::default() });

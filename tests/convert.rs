@@ -176,7 +176,7 @@ fn what_cannot_be_converted_is_refused_by_name() {
         (Box::new(|it| it.config["num_experts"] = 0.into()), &["no routed experts"]),
         (
             Box::new(|it| it.config["num_experts"] = 2.into()),
-            &["18 tensors of experts, the configuration 12"],
+            &["18 matrices of experts, the configuration 12"],
         ),
         (
             Box::new(|it| it.config["moe_intermediate_size"] = 16.into()),
@@ -324,4 +324,100 @@ fn another_checkpoint_is_told_apart() {
     checkpoint.tensors.get_mut("model.embed_tokens.weight").unwrap().1 = vec![300, 32];
     checkpoint.write(&dir, "other");
     verify().fails(1, "has 8 tensors, the container's trunk 9");
+}
+
+/// fp8 with block scales and MXFP4 pairs: literal values, in f32 in the trunk.
+#[test]
+fn eight_and_four_bit_floats_are_decoded() {
+    let dir = Scratch::new("convert-floats");
+    let mut checkpoint = Checkpoint::new(SMALL);
+    let name = |it: &str| format!("model.layers.0.{it}");
+    // 3 × 5 in blocks of 2 × 4: 1.0, 448 and a subnormal.
+    let mut values = vec![0x38; 15];
+    (values[0], values[14]) = (0x7e, 0x81);
+    checkpoint.config["quantization_config"] = serde_json::json!({"weight_block_size": [2, 4]});
+    checkpoint.tensors.insert(name("a.weight"), ("F8_E4M3", vec![3, 5], values));
+    let scales: Vec<u8> = [0.5f32, 3.0, 7.0, -2.0].iter().flat_map(|it| it.to_le_bytes()).collect();
+    checkpoint.tensors.insert(name("a.weight_scale_inv"), ("F32", vec![2, 2], scales));
+    // Two rows of 64: codes 0 to 15 from the low nibble on; scales 2, 1, 1/2, 0.
+    let codes: Vec<u8> = (0..64).map(|it| it % 8 * 0x22 + 0x10).collect();
+    checkpoint.tensors.insert(name("b.weight_packed"), ("U8", vec![2, 32], codes));
+    checkpoint.tensors.insert(name("b.weight_scale"), ("U8", vec![2, 2], vec![128, 127, 126, 0]));
+    // An expert of each kind.
+    let expert = |it: &str| format!("model.layers.1.block_sparse_moe.experts.0.{it}");
+    checkpoint.tensors.remove(&expert("w1.weight"));
+    let fp8 = (0..24 * 32u32).map(|it| (it * 37 % 120) as u8).collect();
+    checkpoint.tensors.insert(expert("w1.weight"), ("F8_E4M3", vec![24, 32], fp8));
+    let scales: Vec<u8> = (0..12 * 8).flat_map(|_| 0.001f32.to_le_bytes()).collect();
+    checkpoint.tensors.insert(expert("w1.weight_scale_inv"), ("F32", vec![12, 8], scales));
+    checkpoint.tensors.remove(&expert("w3.weight"));
+    let packed = (0..24 * 16u32).map(|it| (it * 37 % 251) as u8).collect();
+    checkpoint.tensors.insert(expert("w3.weight_packed"), ("U8", vec![24, 16], packed));
+    checkpoint.tensors.insert(expert("w3.weight_scale"), ("U8", vec![24, 1], vec![120; 24]));
+    let source = checkpoint.write(&dir, "src");
+    let out = dir.path().join("out");
+    convert(&open(&source), &out, &ConvertOptions { sample: 1000, ..OPTIONS }, &Silent).unwrap();
+
+    let files = open(&out);
+    assert!(
+        !files.meta().contains("quantization_config.weight_block_size"),
+        "the container's weights are its own"
+    );
+    let container = files.container().unwrap();
+    let row = |it: &str, row: u64| {
+        let tensor = container.tensor(&name(it)).unwrap();
+        let mut out = vec![0.0; usize::try_from(tensor.cols()).unwrap()];
+        tensor.decode_row(container.trunk(), row, &mut out);
+        out
+    };
+    assert_eq!(row("a.weight", 0), [224.0, 0.5, 0.5, 0.5, 3.0]);
+    assert_eq!(row("a.weight", 2), [7.0, 7.0, 7.0, 7.0, -2.0 * -0.001_953_125]);
+    let first = row("b.weight", 0);
+    assert_eq!(first[..8], [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0]);
+    assert_eq!(
+        first[8..16],
+        [0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0].map(|it: f32| if it == 0.0 { -0.0 } else { it })
+    );
+    assert_eq!(
+        (row("b.weight", 0)[33], row("b.weight", 1)[1], row("b.weight", 1)[33]),
+        (0.5, 0.25, f32::MIN_POSITIVE / 4.0)
+    );
+    let report = verified(&out, &source);
+    assert!(report.damages.is_empty(), "{:?}", report.damages);
+    assert!(report.distances.iter().all(|it| it.worst < 0.3), "{:#?}", report.distances);
+
+    let damage = |change: &dyn Fn(&mut Checkpoint)| {
+        let mut other = checkpoint.clone();
+        change(&mut other);
+        let source = other.write(&dir, "broken");
+        convert(&open(&source), &dir.path().join("refused"), &OPTIONS, &Silent).unwrap_err().to_string()
+    };
+    type Change<'a> = &'a dyn Fn(&mut Checkpoint);
+    let cases: [(Change<'_>, &str); 6] = [
+        (
+            &|it| drop(it.tensors.remove(&name("a.weight_scale_inv"))),
+            "'model.layers.0.a.weight_scale_inv' is missing",
+        ),
+        (
+            &|it| it.tensors.get_mut(&name("a.weight_scale_inv")).unwrap().1 = vec![4],
+            "scales of f32 [4], expected f32 [2, 2]",
+        ),
+        (
+            &|it| drop(it.tensors.remove(&name("b.weight_scale"))),
+            "has no 'model.layers.0.b.weight_scale' beside it",
+        ),
+        (
+            &|it| it.tensors.get_mut(&name("b.weight_scale")).unwrap().1 = vec![4, 1],
+            "expected u8 [n, k/2] and u8 [n, k/32]",
+        ),
+        (&|it| it.tensors.get_mut(&name("b.weight_scale")).unwrap().2[2] = 255, "row 1 has a weight of NaN"),
+        (
+            &|it| it.config["quantization_config"]["weight_block_size"] = 0.into(),
+            "weight_block_size that is no pair",
+        ),
+    ];
+    for (change, says) in cases {
+        let message = damage(change);
+        assert!(message.contains(says), "{says}: {message}");
+    }
 }

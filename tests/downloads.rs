@@ -83,7 +83,7 @@ mod smollm2 {
         let (fixture, rows) = fixture();
         let loaded = fixture.compile(&CompileOptions {
             ctx: Some(64),
-            chunk: 32,
+            chunk: Some(32),
             want: Some(32),
             ..CompileOptions::usual()
         });
@@ -105,8 +105,12 @@ mod smollm2 {
         let ids = &fixture.prompts[0].ids;
         let mut hashes = std::collections::BTreeSet::new();
         for chunk in [1, 7, 64] {
-            let options =
-                CompileOptions { ctx: Some(64), chunk, want: Some(chunk), ..CompileOptions::usual() };
+            let options = CompileOptions {
+                ctx: Some(64),
+                chunk: Some(chunk),
+                want: Some(chunk),
+                ..CompileOptions::usual()
+            };
             let loaded = fixture.compile(&options);
             for threads in [1, 2, 3] {
                 for isa in Isa::ALL {

@@ -18,7 +18,7 @@ const FIXTURES: [&str; 5] = [
 ];
 
 fn options(chunk: u32, batch: u32) -> CompileOptions {
-    CompileOptions { batch, chunk, want: Some(chunk), ..CompileOptions::usual() }
+    CompileOptions { batch, chunk: Some(chunk), want: Some(chunk), ..CompileOptions::usual() }
 }
 
 #[test]

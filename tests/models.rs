@@ -2,12 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "support/models_container.rs"]
+mod containers;
 #[path = "support/models_files.rs"]
 mod files;
 #[path = "support/gguf.rs"]
 mod gguf;
 #[path = "support/models_kimi.rs"]
 mod kimi;
+#[path = "support/models_made.rs"]
+mod made;
 #[path = "support/models_moe.rs"]
 mod moe;
 #[path = "support/models_refusals.rs"]

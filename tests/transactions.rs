@@ -16,7 +16,8 @@ fn tokens(ids: &[u32]) -> Vec<Token> {
 #[test]
 fn a_cancelled_step_leaves_the_history_and_a_retry_has_the_same_bits() {
     let fixture = Fixture::open("llama-rand-gqa-untied-f32");
-    let options = CompileOptions { ctx: Some(96), chunk: 16, want: Some(16), ..CompileOptions::usual() };
+    let options =
+        CompileOptions { ctx: Some(96), chunk: Some(16), want: Some(16), ..CompileOptions::usual() };
     let loaded = fixture.compile(&options);
     let ids = &fixture.prompts.last().unwrap().ids[..12];
     let whole = run(&loaded, &Run::default(), &[ids]).remove(0);
@@ -39,7 +40,7 @@ fn a_cancelled_step_leaves_the_history_and_a_retry_has_the_same_bits() {
 #[test]
 fn a_batch_that_does_not_fit_is_refused_before_it_runs() {
     let fixture = Fixture::open("llama-rand-gqa-untied-f32");
-    let options = CompileOptions { ctx: Some(40), chunk: 16, batch: 2, ..CompileOptions::usual() };
+    let options = CompileOptions { ctx: Some(40), chunk: Some(16), batch: 2, ..CompileOptions::usual() };
     let loaded = fixture.compile(&options);
     let mut session = session(&loaded, &Run::default());
     let token = |row, id| Token { row, id };

@@ -1,8 +1,9 @@
 //! When each buffer class holds something that is still needed.
 
 use waste_plan::ids::{EntityRef, SecondaryMap};
+use waste_plan::schema::StepKind;
 
-use crate::lower::Lowered;
+use crate::lower::{Lowered, OpenStep};
 use crate::memory::{ClassId, Space};
 
 /// Steps `start ..= end` in which a class is live.
@@ -14,6 +15,9 @@ pub(crate) struct Interval {
 }
 
 /// The interval of each class, by class id. Every class is written by some step, so none is empty.
+///
+/// A loop over experts runs its body several times, each time for other rows: what it writes and a later step reads is live from the
+/// loop's beginning, what it reads and an earlier step wrote until the loop's end.
 pub(crate) fn liveness(lowered: &Lowered<'_>) -> Vec<Interval> {
     let mut seen: SecondaryMap<ClassId, Option<(usize, usize)>> = SecondaryMap::new(None);
     for (at, step) in lowered.steps.iter().enumerate() {
@@ -24,11 +28,30 @@ pub(crate) fn liveness(lowered: &Lowered<'_>) -> Vec<Interval> {
             }
         }
     }
+    let loops = loops(lowered);
     let interval = |class: ClassId| {
-        let (start, end) = seen[class].expect("a class is made for the result of a step");
+        let (mut start, mut end) = seen[class].expect("a class is made for the result of a step");
+        for (first, last) in &loops {
+            if (first..=last).contains(&&start) && end > *last {
+                start = *first;
+            }
+            if start < *first && (first..=last).contains(&&end) {
+                end = *last;
+            }
+        }
         Interval { start, end, bytes: lowered.map.classes[class].bytes }
     };
     (0..lowered.map.classes.len()).map(ClassId::new).map(interval).collect()
+}
+
+/// First and last step of each loop over experts, in order.
+fn loops(lowered: &Lowered<'_>) -> Vec<(usize, usize)> {
+    let steps = lowered.steps.iter().enumerate();
+    let window = |(at, step): (usize, &OpenStep)| match step.kind {
+        StepKind::ExpertWindow { body, .. } => Some((at, at + body as usize)),
+        _ => None,
+    };
+    steps.filter_map(window).collect()
 }
 
 /// The most bytes live at one step: no placement can be smaller.

@@ -4,7 +4,7 @@ use waste_ir::verify::Verified;
 use waste_ir::{Module, Phase, SourceDecl, StateDecl, ValueId};
 use waste_plan::DType;
 use waste_plan::schema::{
-    Bank, KV_TILE, Memory, Model, Operand, Options, Plan, Port, PortName, Program, Source, State, StateKind,
+    KV_TILE, Memory, Model, Operand, Options, Plan, Port, PortName, Program, Source, State, StateKind,
     VERSION,
 };
 

@@ -16,7 +16,7 @@ const FEW_ROWS: u64 = 8;
 /// Inputs in a tile of a table build: one slab.
 const SLAB_COLS: u32 = (SLAB * VEC_DIM) as u32;
 /// Columns in a tile of a table lookup: a slab of tables stays in the second-level cache for all of them.
-const LUT_COLS: u32 = 512;
+const LUT_COLS: u32 = 1024;
 /// Columns in a tile of a step that works head by head on a few rows.
 const HEAD_COLS: u32 = 512;
 /// Rows in a tile of a step that works row by row.

@@ -138,8 +138,6 @@ fn collect_parts(module: &Module, decl: &WeightDecl, parts: &mut Vec<Part>) -> O
                 parts.push(Part { source, offset, scales, stored: *dtype, rows, transposed: false });
             }
         }
-        // The bank stays where it is.
-        WeightInit::Records { .. } => {}
         WeightInit::Concat(ids) => {
             // NOTE: a loop with a stack of its own would be the same; concatenations nest at most once in practice,
             // and the verifier refuses cycles.

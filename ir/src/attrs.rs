@@ -1,7 +1,7 @@
 //! Compile-time fields of ops: their types, and how each is written in IR text.
 
-use waste_plan::{Math, Tables, VqCode};
 pub use waste_plan::{Act, RopeStyle, Scoring, UnaryKind};
+use waste_plan::{Math, Tables, VqCode};
 
 /// A field type with a text form. `parse(print(x)) == x`.
 pub trait Attr: Sized + PartialEq {

@@ -320,13 +320,7 @@ impl Module {
     }
 
     /// Declares a vector-quantised bank and the codebooks that its indices address.
-    pub fn add_vq_bank(
-        &mut self,
-        name: &str,
-        ty: TensorType,
-        init: WeightInit,
-        books: WeightId,
-    ) -> WeightId {
+    pub fn add_vq_bank(&mut self, name: &str, ty: TensorType, init: WeightInit, books: WeightId) -> WeightId {
         self.weights.push(WeightDecl { name: name.to_owned(), ty, init, books: Some(books), packing: None })
     }
 

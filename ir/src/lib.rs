@@ -35,7 +35,9 @@ pub use graph::{
     Def, Graph, GraphId, ModelInfo, Module, OpData, OpId, Output, Phase, Region, RegionId, SourceDecl,
     SourceId, StateDecl, StateId, StateKind, Steps, ValueData, ValueId, WeightDecl, WeightId, WeightInit,
 };
-pub use interp::{Inputs, Interp, InterpError, Tensor, WeightSource, decode_matrix, decode_weight};
+pub use interp::{
+    Inputs, Interp, InterpError, MatrixSource, Tensor, WeightSource, decode_matrix, decode_weight,
+};
 pub use ops::Op;
 pub use text::{ParseError, ValueNames, parse_module, print_graph, print_module, print_op};
 pub use types::{Dim, Shape, SymDecl, SymId, Syms, TensorType};

@@ -26,6 +26,7 @@ mod emit;
 pub mod flatten_experts;
 pub mod fuse;
 pub mod hoist_lut;
+pub mod legalize_vq;
 pub mod merge_linears;
 pub mod pass;
 pub mod pipeline;
@@ -37,4 +38,4 @@ pub mod select_layout;
 
 pub use pass::{Changed, Numerics, Pass, PassCx, PassError};
 pub use pipeline::{Entry, Event, PipelineOptions, optional_passes, pipeline, print_pipeline, run};
-pub use report::{NearMiss, PassReport, PipelineReport};
+pub use report::{NearMiss, PassReport, PipelineReport, TableBuilds};

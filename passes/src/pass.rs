@@ -6,7 +6,7 @@
 
 use bumpalo::Bump;
 use waste_ir::{BuildError, Module};
-use waste_plan::Math;
+use waste_plan::{Math, Tables};
 
 use crate::report::NearMiss;
 
@@ -115,6 +115,8 @@ pub enum PassError {
 pub struct PassCx<'a> {
     /// The arithmetic of linears over integer weights.
     pub math: Math,
+    /// The arithmetic of lookup tables.
+    pub tables: Tables,
     /// Memory that is gone after the pass.
     pub scratch: &'a Bump,
     pass: &'static str,
@@ -126,8 +128,13 @@ pub struct PassCx<'a> {
 impl<'a> PassCx<'a> {
     /// The context of one run of pass `pass`; `budget` bounds its rewrites.
     #[must_use]
-    pub const fn new(pass: &'static str, math: Math, scratch: &'a Bump, budget: Option<u32>) -> Self {
-        Self { math, scratch, pass, budget, rewrites: 0, near_misses: Vec::new() }
+    pub const fn new(
+        pass: &'static str,
+        (math, tables): (Math, Tables),
+        scratch: &'a Bump,
+        budget: Option<u32>,
+    ) -> Self {
+        Self { math, tables, scratch, pass, budget, rewrites: 0, near_misses: Vec::new() }
     }
 
     /// The name of the pass.

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use bumpalo::Bump;
 use waste_ir::{Module, verify};
-use waste_plan::Math;
+use waste_plan::{Math, Tables};
 
 use crate::canonicalize::Canonicalize;
 use crate::cse::Cse;
@@ -20,11 +20,12 @@ use crate::dce::{Dce, n_ops};
 use crate::flatten_experts::FlattenExperts;
 use crate::fuse::{FuseConvAct, FuseEpilogue, FuseGlu, FuseQuant};
 use crate::hoist_lut::HoistLut;
+use crate::legalize_vq::LegalizeVq;
 use crate::merge_linears::MergeLinears;
 use crate::pass::{Changed, Numerics, Pass, PassCx, PassError};
 use crate::quantize_acts::QuantizeActs;
 use crate::raise_canonical::RaiseCanonical;
-use crate::report::{PassReport, PipelineReport};
+use crate::report::{PassReport, PipelineReport, TableBuilds};
 use crate::select_layout::SelectLayout;
 
 /// Which passes run, and how.
@@ -32,6 +33,8 @@ use crate::select_layout::SelectLayout;
 pub struct PipelineOptions {
     /// The arithmetic of linears over integer weights.
     pub math: Math,
+    /// The arithmetic of the lookup tables of vector-quantised weights.
+    pub tables: Tables,
     /// Exactly these optional passes, by name; all of them if `None`.
     pub only: Option<Vec<String>>,
     /// Not these optional passes, by name.
@@ -86,6 +89,7 @@ fn all_entries() -> Vec<Entry> {
         Entry::new(Canonicalize, "before all patterns: they match one spelling of views"),
         Entry::new(Cse, "before fusions: two equal producers would look like a second use of their operand"),
         Entry::new(Dce, "before fusions: a dead reader would look like a second use"),
+        Entry::new(LegalizeVq, "before fuse-glu: gate and up by tables are no linears that it could take"),
         Entry::new(FuseGlu, "before merge-linears: merged, gate and up would be slices and no longer match"),
         Entry::new(MergeLinears, "before fuse-epilogue: a linear with an epilogue is not merged"),
         Entry::new(
@@ -96,9 +100,9 @@ fn all_entries() -> Vec<Entry> {
         Entry::new(QuantizeActs, "after merge-linears: one reader of x, one quant_act"),
         Entry::new(
             HoistLut,
-            "after quantize-acts, which puts into regions what does not depend on the expert",
+            "after legalize-vq and quantize-acts, which put into regions what does not depend on the expert",
         ),
-        Entry::new(Cse, "after quantize-acts: readers of one x share one quant_act"),
+        Entry::new(Cse, "after hoist-lut: readers of one x share one quant_act, and equal tables are one"),
         Entry::new(FuseQuant, "after the second cse: a producer is fused only with its sole reader"),
         Entry::new(FlattenExperts, "after all fusions, which see an expert's body as it was written"),
         Entry::new(SelectLayout, "last: it packs the weights that are left"),
@@ -190,7 +194,11 @@ pub fn run(
     let mut scratch = Bump::new();
     for entry in &entries {
         let limit = if entry.mandatory { None } else { budget };
-        let pass = run_entry(entry, module, PassCx::new(entry.name, options.math, &scratch, limit))?;
+        let pass = run_entry(
+            entry,
+            module,
+            PassCx::new(entry.name, (options.math, options.tables), &scratch, limit),
+        )?;
         scratch.reset();
         if !entry.mandatory {
             budget = budget.map(|it| it - pass.rewrites);
@@ -198,9 +206,13 @@ pub fn run(
         if verifying {
             check(module, entry.name)?;
         }
+        if entry.name == LegalizeVq::NAME {
+            report.tables = TableBuilds::between(module, module);
+        }
         observer(&Event { pass: entry.name, changed: pass.changed, module });
         report.passes.push(pass);
     }
+    report.tables = report.tables.map(|it| it.until(module));
     Ok(report)
 }
 

@@ -5,6 +5,8 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use waste_ir::{Dim, Graph, Module, Op, OpId};
+
 use crate::pass::Changed;
 
 /// A refusal: why a pass left an op as it was though the pattern began to match.
@@ -42,6 +44,68 @@ pub struct PassReport {
 pub struct PipelineReport {
     /// The passes that ran, in order.
     pub passes: Vec<PassReport>,
+    /// What lookup tables cost a token, if the model has any.
+    pub tables: Option<TableBuilds>,
+}
+
+/// How often `lut_build` runs for one token of the first graph, all layers together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableBuilds {
+    /// As `legalize-vq` wrote it: once for each matrix of each expert.
+    pub before: u64,
+    /// As it is planned.
+    pub after: u64,
+    /// Layers with routed experts.
+    pub layers: u64,
+}
+
+impl TableBuilds {
+    /// Counts `before` and `after`; `None` if `before` builds no tables.
+    pub(crate) fn between(before: &Module, after: &Module) -> Option<Self> {
+        let (graph, layers) = (before.graphs.values().next()?, |graph: &Graph| {
+            graph.ops.values().filter(|it| matches!(it.op, Op::RouteTopK { .. })).count() as u64
+        });
+        let counted = Self { before: builds_a_token(graph), after: 0, layers: layers(graph) }.until(after);
+        (counted.before > 0).then_some(counted)
+    }
+
+    /// The same with `after` counted in `module`.
+    pub(crate) fn until(self, module: &Module) -> Self {
+        Self { after: module.graphs.values().next().map_or(0, builds_a_token), ..self }
+    }
+
+    fn line(self) -> String {
+        let Self { before, after, layers } = self;
+        let line = format!("lut_build a token: {before} -> {after}");
+        match layers {
+            2.. if before.is_multiple_of(layers) && after.is_multiple_of(layers) => {
+                format!("{line} ({} -> {} in each of {layers} layers)", before / layers, after / layers)
+            }
+            _ => line,
+        }
+    }
+}
+
+/// Rows of tables for each token: one op of `m` rows a token counts m, inside a loop over experts as often as a token is routed.
+fn builds_a_token(graph: &Graph) -> u64 {
+    fn count(graph: &Graph, order: &[OpId], times: u64) -> u64 {
+        let each = |id: &OpId| {
+            let data = &graph.ops[*id];
+            match (&data.op, data.region) {
+                (Op::LutBuild { .. }, _) => match graph.ty(data.results[0]).shape.dims()[0] {
+                    Dim::Scaled { mul, .. } => times * u64::from(mul),
+                    Dim::Const(_) => times,
+                },
+                (Op::ForEachExpert { .. }, Some(region)) => {
+                    let routed = graph.ty(data.operand(1)).shape.cols().map_or(1, u64::from);
+                    count(graph, &graph.regions[region].order, times * routed)
+                }
+                _ => 0,
+            }
+        };
+        order.iter().map(each).sum()
+    }
+    count(graph, &graph.order, 1)
 }
 
 impl PipelineReport {
@@ -63,6 +127,10 @@ impl PipelineReport {
             pass.line(&mut out, timing);
         }
         out.push('\n');
+        if let Some(tables) = self.tables {
+            out.push_str(&tables.line());
+            out.push('\n');
+        }
         out
     }
 }

@@ -31,6 +31,8 @@ impl Pass for SelectLayout {
             let decl = &mut module.weights[id];
             let packing = match wanted[id] {
                 Reads::None => None,
+                // A row that lies in two pieces is read from its block.
+                Reads::Rows if decl.ty.dtype.grouped().is_some() => Packing::of(decl.ty.dtype),
                 Reads::Rows => Some(Packing::Plain),
                 Reads::Books => Some(Packing::Columns),
                 Reads::Product => Packing::of(decl.ty.dtype),

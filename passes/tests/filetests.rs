@@ -3,7 +3,7 @@
 //! Around each case: the text parses and verifies before and after, the printed result parses back, the pass tells the truth about
 //! having changed something, a second run changes nothing, a spent budget of rewrites leaves an optional pass without effect, and
 //! the evaluator agrees as the pass declares.
-//! A `; math: NAME` line among the comments at the top chooses the arithmetic.
+//! A `; math: NAME` or `; tables: NAME` line among the comments at the top chooses the arithmetic.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod support;
@@ -14,7 +14,7 @@ use bumpalo::Bump;
 use support::{assert_equal_outputs, evaluate_case, verified};
 use waste_ir::{Module, parse_module, print_module};
 use waste_passes::{Changed, Entry, PassCx, pipeline};
-use waste_plan::Math;
+use waste_plan::{Math, Tables};
 
 #[test]
 fn pass_cases() {
@@ -41,8 +41,9 @@ fn every_pass_has_cases() {
 fn before_after(pass: &str, path: &Path) -> String {
     let text = std::fs::read_to_string(path).unwrap();
     let before = verified(parse_module(&text).unwrap_or_else(|it| panic!("{}: {it}", path.display())));
-    let math = text.lines().find_map(|it| it.strip_prefix("; math: ")).unwrap_or("fixed24");
-    let math = Math::from_name(math).unwrap();
+    let chosen = |key: &str| text.lines().find_map(|it| it.strip_prefix(key)).unwrap_or("fixed24");
+    let math = Math::from_name(chosen("; math: ")).unwrap();
+    let math = (math, Tables::from_name(chosen("; tables: ")).unwrap());
     let entries = support::all_passes();
     let entry = entries.iter().find(|it| it.name == pass).unwrap();
 
@@ -73,7 +74,7 @@ struct Report {
     summary: String,
 }
 
-fn run_once(entry: &Entry, module: &Module, math: Math, budget: Option<u32>) -> (Module, Report) {
+fn run_once(entry: &Entry, module: &Module, math: (Math, Tables), budget: Option<u32>) -> (Module, Report) {
     let scratch = Bump::new();
     let mut cx = PassCx::new(entry.name, math, &scratch, budget);
     let mut module = module.clone();

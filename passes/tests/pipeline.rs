@@ -27,9 +27,14 @@ fn listed(options: &PipelineOptions) -> Vec<&'static str> {
 #[test]
 fn optional_passes_are_chosen_by_name() {
     let only = PipelineOptions { only: Some(names(&["fuse-glu"])), ..options() };
-    assert_eq!(listed(&only), ["raise-canonical", "fuse-glu", "quantize-acts", "select-layout"]);
+    let chosen =
+        ["raise-canonical", "legalize-vq", "fuse-glu", "quantize-acts", "flatten-experts", "select-layout"];
+    assert_eq!(listed(&only), chosen);
     let none = PipelineOptions { only: Some(Vec::new()), ..options() };
-    assert_eq!(listed(&none), ["raise-canonical", "quantize-acts", "select-layout"]);
+    assert_eq!(
+        listed(&none),
+        ["raise-canonical", "legalize-vq", "quantize-acts", "flatten-experts", "select-layout"]
+    );
     let without = PipelineOptions { disabled: names(&["cse"]), ..options() };
     assert!(!listed(&without).contains(&"cse"), "both places of a pass are disabled");
     assert_eq!(listed(&without).len(), listed(&options()).len() - 2);
@@ -49,7 +54,7 @@ fn a_wrong_name_is_refused_with_the_nearest() {
 
 #[test]
 fn a_mandatory_pass_cannot_be_disabled() {
-    for name in ["raise-canonical", "quantize-acts", "select-layout"] {
+    for name in ["raise-canonical", "legalize-vq", "quantize-acts", "flatten-experts", "select-layout"] {
         let wrong = PipelineOptions { disabled: names(&[name]), ..options() };
         let error = pipeline(&wrong).unwrap_err();
         assert_eq!(error.to_string(), format!("pass '{name}' is mandatory and cannot be disabled"));

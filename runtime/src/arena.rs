@@ -320,6 +320,20 @@ impl Spaces {
         unsafe { std::slice::from_raw_parts_mut(ptr, n) }
     }
 
+    /// Bytes `range` of a state, while no step runs.
+    pub(crate) fn state_bytes(&self, id: u32, range: Range<usize>) -> &[u8] {
+        let (ptr, n) = self.state_at::<u8>(id, &range);
+        // SAFETY: in bounds by `state_at`; the caller holds the session, so no step runs.
+        unsafe { std::slice::from_raw_parts(ptr.cast_const(), n) }
+    }
+
+    /// As [`Self::state_bytes`], writable.
+    pub(crate) fn state_bytes_mut(&mut self, id: u32, range: Range<usize>) -> &mut [u8] {
+        let (ptr, n) = self.state_at::<u8>(id, &range);
+        // SAFETY: in bounds by `state_at`; exclusive by `&mut self`.
+        unsafe { std::slice::from_raw_parts_mut(ptr, n) }
+    }
+
     fn state_at<T>(&self, id: u32, range: &Range<usize>) -> (*mut T, usize) {
         let (offset, bytes) = self.state_at[id as usize];
         let size = size_of::<T>() as u64;

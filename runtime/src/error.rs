@@ -74,6 +74,14 @@ pub enum RuntimeError {
     /// An expert cannot be had.
     #[error(transparent)]
     Experts(#[from] crate::experts::ExpertError),
+    /// A saved session cannot be written, read, or continued by this plan.
+    #[error("{path}: {message}")]
+    Saved {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        message: String,
+    },
     /// The caller asked to stop.
     #[error("cancelled")]
     Cancelled,

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `loaded` | a plan file mapped and validated, its weights |
 //! | `session` | the accepted history of each row; steps as transactions |
+//! | `saved` | a row of a session as a file |
 //! | `exec` | one tile of one step |
 //! | `team` | threads that walk a program together |
 //! | `arena`, `weights` | memory and the views of it |
@@ -20,6 +21,7 @@ mod exec;
 pub mod experts;
 mod loaded;
 mod profile;
+mod saved;
 mod session;
 mod stream;
 pub mod sys;

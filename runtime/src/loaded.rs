@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rayon::prelude::*;
+use waste_plan::LANES;
 use waste_plan::file::PlanFile;
 use waste_plan::pack::{PartBytes, RowBuffer, pack_block};
 use waste_plan::schema::{Plan, Weight};
 use waste_plan::validate::validate;
-use waste_plan::{LANES, Packing};
 
 use crate::arena::Buffer;
 use crate::error::RuntimeError;

@@ -279,6 +279,24 @@ impl Session {
         u32::try_from(id).expect("an index of a row")
     }
 
+    /// The accepted half of a row's recurrent states.
+    pub(crate) fn half(&self, row: u32) -> usize {
+        self.halves[row as usize]
+    }
+
+    pub(crate) const fn spaces(&self) -> &Spaces {
+        &self.spaces
+    }
+
+    pub(crate) const fn spaces_mut(&mut self) -> &mut Spaces {
+        &mut self.spaces
+    }
+
+    /// Decides how many tokens of `row` are accepted; their states were put in place.
+    pub(crate) fn set_len(&mut self, row: u32, len: u32) {
+        self.lens[row as usize] = len;
+    }
+
     fn port(&self, name: PortName) -> usize {
         self.plan.ports.iter().position(|it| it.name == name).expect("a validated plan has every port")
     }

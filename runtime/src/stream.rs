@@ -129,7 +129,7 @@ impl ExpertSource {
             ExpertCacheOptions {
                 slots: usize::try_from(slots).unwrap_or(usize::MAX),
                 readers: options.readers,
-                eviction: Eviction::default(),
+                eviction: Eviction::Lfru,
                 check: record_check(plan, options.verify),
             },
         )?;

@@ -49,13 +49,10 @@ pub(crate) struct SizeArgs {
     pub(crate) rewrite_limit: Option<u32>,
 }
 
-/// Tokens of a prefill step when nothing else is asked for.
-const DEFAULT_CHUNK: u32 = 256;
-
 /// Limits that hold both at compile and at run time.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct LimitArgs {
-    /// Most tokens of one prefill step [default: 256, or what the plan takes]
+    /// Most tokens of one prefill step [default: 256, 64 with lookup tables, or what the plan takes]
     #[arg(long, value_name = "C", value_parser = positive())]
     pub(crate) chunk: Option<u32>,
     /// Most memory, such as 6G or 512M: refused before any work, or kept
@@ -79,7 +76,7 @@ impl SizeArgs {
         CompileOptions {
             ctx: self.ctx,
             batch: self.batch.unwrap_or(rows),
-            chunk: limits.chunk.unwrap_or(DEFAULT_CHUNK),
+            chunk: limits.chunk,
             want: None,
             kv: self.kv,
             math: self.math,
@@ -111,6 +108,13 @@ pub(crate) struct MachineArgs {
     /// Check every result of every step, to name the first that is not finite
     #[arg(long)]
     pub(crate) check_finite: bool,
+    #[command(flatten)]
+    pub(crate) stream: StreamArgs,
+}
+
+/// How experts are read from their files.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct StreamArgs {
     /// Threads that read experts ahead; 0 reads each when it is needed
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(0..=64))]
     pub(crate) read_threads: u8,
@@ -120,6 +124,12 @@ pub(crate) struct MachineArgs {
     /// Compare the checksum of every expert that is read
     #[arg(long)]
     pub(crate) verify: bool,
+}
+
+impl Default for StreamArgs {
+    fn default() -> Self {
+        Self { read_threads: 2, buffered: false, verify: false }
+    }
 }
 
 /// How tokens are chosen.

@@ -18,7 +18,7 @@ use waste_plan::schema::Plan;
 use waste_runtime::sys::{self, Machine};
 use waste_runtime::{LoadedPlan, RuntimeError, Session, Token};
 
-use super::args::{Backend, Cpus, LimitArgs, MachineArgs, ShapeArgs, TargetArg};
+use super::args::{Backend, Cpus, LimitArgs, MachineArgs, ShapeArgs, StreamArgs, TargetArg};
 use super::cx::Cx;
 use super::error::CliError;
 use super::open::{self, Setup};
@@ -58,6 +58,8 @@ pub(crate) struct BenchArgs {
     /// Do not compare the weights' checksums before the first token
     #[arg(long)]
     no_verify: bool,
+    #[command(flatten)]
+    stream: StreamArgs,
     #[command(flatten)]
     shape: ShapeArgs,
     #[command(flatten)]
@@ -110,6 +112,7 @@ impl BenchArgs {
             backend: self.backend,
             no_verify: self.no_verify,
             check_finite: false,
+            stream: self.stream.clone(),
         }
     }
 }

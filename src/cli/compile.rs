@@ -105,6 +105,7 @@ fn compile_any(
 fn check_pass_names(args: &CompileArgs, options: &CompileOptions) -> Result<(), CliError> {
     let every = PipelineOptions {
         math: options.math,
+        tables: options.tables,
         only: None,
         disabled: Vec::new(),
         rewrite_limit: None,

@@ -16,7 +16,7 @@ use super::open;
 /// Arguments of `waste convert`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-    The checkpoint is a folder in Hugging Face's layout: safetensors in f32, f16 or bf16 with a config.json. What an interrupted \
+    The checkpoint is a folder in Hugging Face's layout: safetensors with a config.json, in f32, f16, bf16, fp8 (e4m3) with block scales, or MXFP4 pairs. What an interrupted \
     run has finished lies in OUT.waste.part; the same command takes it up. The same checkpoint, options and seed give the same \
     bytes. Embedding, head and routers are stored in 8 bits at least; vectors, convolutions and matrices of fewer than 4096 \
     elements in f32.")]

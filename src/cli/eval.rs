@@ -77,8 +77,9 @@ pub(crate) fn run(args: &EvalArgs, cx: &Cx) -> Result<(), CliError> {
 fn load(args: &EvalArgs, positions: Option<u32>, cx: &Cx) -> Result<LoadedPlan, CliError> {
     let mut options = args.shape.options(&args.limits, 1);
     options.ctx = options.ctx.or(positions);
-    options.chunk = args.limits.chunk.unwrap_or(CHUNK);
-    options.want = Some(options.chunk);
+    let chunk = args.limits.chunk.unwrap_or(CHUNK);
+    options.chunk = Some(chunk);
+    options.want = Some(chunk);
     open::load(&args.target.target, &options, cx)
 }
 

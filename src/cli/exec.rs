@@ -1,7 +1,7 @@
 //! `waste exec`: continues prompts with a compiled plan.
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
@@ -37,6 +37,9 @@ pub(crate) struct GenerateArgs {
     sampling: SamplingArgs,
     #[command(flatten)]
     machine: MachineArgs,
+    /// Continue the session in FILE, if there is one, with the prompt, and save it there
+    #[arg(long, value_name = "FILE")]
+    session: Option<PathBuf>,
     /// Print the SHA-256 of the logits that tokens were chosen from, a line for each prompt
     #[arg(long)]
     hash: bool,
@@ -72,9 +75,12 @@ pub(crate) fn execute(
         return Err(CliError::Input("the model has no tokenizer: --stop compares text".into()));
     }
     let sampling = args.sampling.options();
-    let prompts: Vec<Prompt> =
+    let mut prompts: Vec<Prompt> =
         given.iter().map(|it| it.prompt(tokenizer.as_ref(), sampling)).collect::<Result<_, _>>()?;
     let (mut session, setup) = open::session(loaded, &args.machine, limits, cx)?;
+    if let Some(path) = &args.session {
+        resume(&mut session, &mut prompts, tokenizer.as_ref().and_then(Tokenizer::bos), path)?;
+    }
     let load_time = start.elapsed();
 
     let rules = rules(&session, tokenizer.as_ref(), args, limits);
@@ -82,6 +88,10 @@ pub(crate) fn execute(
     let mut texts = Texts::new(tokenizer.as_ref(), &args.sampling.stop, prompts.len(), is_live.then_some(cx));
     let generation = generate(&mut session, &prompts, &rules, &mut |row, id| texts.push(row, id))?;
     let texts = texts.finish()?;
+    if let Some(path) = &args.session {
+        let ids = [&prompts[0].ids[..], &generation.rows[0].ids[..]].concat();
+        session.save(0, &ids, path)?;
+    }
 
     let outcome = Outcome {
         plan: loaded.plan(),
@@ -103,6 +113,30 @@ pub(crate) fn execute(
         outcome.summary().iter().for_each(|it| cx.note(it));
     }
     if generation.is_interrupted { Err(CliError::Interrupted) } else { Ok(()) }
+}
+
+/// Puts what `path` holds before the only prompt, which then begins no text; nothing if there is no such file yet.
+fn resume(
+    session: &mut Session,
+    prompts: &mut [Prompt],
+    bos: Option<u32>,
+    path: &Path,
+) -> Result<(), CliError> {
+    let [prompt] = prompts else {
+        return Err(CliError::Usage(format!(
+            "--session holds one sequence, {} prompts are given",
+            prompts.len()
+        )));
+    };
+    if !path.exists() {
+        return Ok(());
+    }
+    let mut ids = session.restore(0, path)?;
+    let begins = usize::from(bos.is_some() && prompt.ids.first().copied() == bos);
+    ids.extend_from_slice(&prompt.ids[begins..]);
+    prompt.history = session.len(0) as usize;
+    prompt.ids = ids;
+    Ok(())
 }
 
 /// Which ids end a text, or may not be chosen.

@@ -9,7 +9,7 @@ use waste::report::units::bytes;
 use waste_runtime::sys::{Machine, Threads};
 use waste_runtime::{CpuFeatures, Isa, KernelTable};
 
-use super::args::{Backend, Cpus, Form, MachineArgs};
+use super::args::{Backend, Cpus, Form, MachineArgs, StreamArgs};
 use super::cx::Cx;
 use super::error::CliError;
 use super::open;
@@ -39,6 +39,7 @@ pub(crate) fn run(args: &InfoArgs, cx: &Cx) -> Result<(), CliError> {
         backend: args.backend,
         no_verify: false,
         check_finite: false,
+        stream: StreamArgs::default(),
     };
     let (count, cpus, threads) = open::threads(&machine, &settled, cx)?;
     let max_isa = open::tier(&settled, cx)?;

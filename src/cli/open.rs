@@ -156,9 +156,9 @@ pub(crate) fn setup(
         profile: false,
         experts: ExpertOptions {
             slots,
-            readers: usize::from(args.read_threads),
-            direct: !args.buffered,
-            verify: args.verify,
+            readers: usize::from(args.stream.read_threads),
+            direct: !args.stream.buffered,
+            verify: args.stream.verify,
         },
     };
     Ok(Setup { options, threads: said, isa })

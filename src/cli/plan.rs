@@ -2,14 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
+use waste::compile::experts::CacheSizes;
 use waste::formats::grouped;
+use waste::report::budget::{self, Trace};
 use waste_plan::schema::{Memory, PEAK_THREADS, Plan};
-use waste_runtime::needed_bytes;
+use waste_runtime::{needed_bytes, needed_bytes_with};
 
-use super::args::{Form, LimitArgs, ShapeArgs, TargetArg};
+use super::args::{Form, LimitArgs, ShapeArgs, TargetArg, read_text};
 use super::cx::Cx;
 use super::error::CliError;
 use super::open;
@@ -23,9 +26,20 @@ pub(crate) struct PlanArgs {
     shape: ShapeArgs,
     #[command(flatten)]
     limits: LimitArgs,
+    /// What the disk with the experts reads, in GB/s: adds the pace that it allows
+    #[arg(long, value_name = "GB/S", value_parser = positive_float)]
+    nvme: Option<f64>,
+    /// Routings of real tokens, a JSON object a line, to predict hit rates from
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// The form of the result
     #[arg(short = 'o', long = "output", value_name = "FORM", value_enum, default_value = "text")]
     form: Form,
+}
+
+fn positive_float(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|it| it.is_finite() && *it > 0.0);
+    number.ok_or_else(|| "expected a number above 0".to_owned())
 }
 
 pub(crate) fn run(args: &PlanArgs, cx: &Cx) -> Result<(), CliError> {
@@ -36,11 +50,30 @@ pub(crate) fn run(args: &PlanArgs, cx: &Cx) -> Result<(), CliError> {
     } else {
         open::compile_model(target, &options, cx)?.plan
     };
-    let needs = needed_bytes(&plan, 1);
+    let least = CacheSizes::of(&plan).map(|it| args.limits.expert_cache.map_or(it.floor, u64::from));
+    let needs = needed_bytes_with(&plan, 1, least);
     if let Some(limit) = args.limits.max_mem.map(|it| it.0).filter(|it| *it < needs) {
         return Err(CliError::Memory(format!("needs {needs} bytes of memory, {limit} are allowed")));
     }
-    cx.print(&if args.form == Form::Json { as_json(&plan) } else { as_text(&plan) })
+    let trace = args.trace.as_ref().map(|path| {
+        let parsed = Trace::parse(&read_text(path)?);
+        parsed.map_err(|err| CliError::Input(format!("{}: {err}", path.display())))
+    });
+    let sizes = budget::sizes(&plan, trace.transpose()?.as_ref());
+    if args.form == Form::Json {
+        return cx.print(&as_json(&plan, &sizes, args.nvme));
+    }
+    let mut text = as_text(&plan);
+    if !sizes.is_empty() {
+        let from = if args.trace.is_some() {
+            "hits as the trace has them"
+        } else {
+            "experts chosen evenly, the worst case"
+        };
+        let table = budget::table(&sizes, args.nvme).markdown();
+        write!(text, "\nwhat a cache of experts buys, {from}:\n\n{table}").expect("writing to a string");
+    }
+    cx.print(&text)
 }
 
 /// Scratch in bytes ÷ the most bytes live at one step; 1 where nothing is live.
@@ -51,11 +84,27 @@ pub(super) fn arena_ratio(memory: &Memory) -> f64 {
 
 /// The least memory that any placement could do with, with one thread.
 fn floor(plan: &Plan) -> u64 {
-    needed_bytes(plan, 1).saturating_sub(plan.memory.scratch).saturating_add(plan.memory.scratch_lower_bound)
+    let experts = CacheSizes::of(plan).map(|it| it.floor);
+    needed_bytes_with(plan, 1, experts)
+        .saturating_sub(plan.memory.scratch)
+        .saturating_add(plan.memory.scratch_lower_bound)
 }
 
-fn as_json(plan: &Plan) -> String {
+fn as_json(plan: &Plan, sizes: &[budget::Size], nvme: Option<f64>) -> String {
     let memory = &plan.memory;
+    let sizes: Vec<serde_json::Value> = sizes
+        .iter()
+        .map(|it| {
+            json!({
+                "slots": it.slots,
+                "cache_bytes": it.bytes,
+                "needed_bytes": it.total,
+                "hit_rate": it.hit_rate,
+                "read_bytes_a_token": it.read_bytes,
+                "tokens_per_second": nvme.map(|nvme| it.tokens_per_second(nvme)).filter(|it| it.is_finite()),
+            })
+        })
+        .collect();
     let value = json!({
         "model": plan.model.name,
         "arch": plan.model.arch,
@@ -69,6 +118,9 @@ fn as_json(plan: &Plan) -> String {
         "io_bytes": memory.io,
         "thread_bytes": memory.thread,
         "text_bytes": memory.text,
+        "experts_bytes": memory.experts,
+        "expert_slots": memory.expert_slots,
+        "expert_caches": sizes,
         "floor_bytes": floor(plan),
         "peak_bytes": memory.peak(),
         "arena_ratio": arena_ratio(memory),
@@ -102,6 +154,9 @@ fn as_text(plan: &Plan) -> String {
     line("scratch", memory.scratch, &format!("placed by {}", memory.placement));
     line("io", memory.io, "");
     line("text", memory.text, "");
+    if memory.expert_slots > 0 {
+        line("expert cache", memory.experts, &format!("{} records", grouped(memory.expert_slots)));
+    }
     line("each thread", memory.thread, "");
     line("floor, 1 thread", floor(plan), "no placement can do with less");
     line("needed, 1 thread", needed_bytes(plan, 1), "");

@@ -144,7 +144,7 @@ impl Given {
         if ids.is_empty() {
             ids.extend(tokenizer.and_then(Tokenizer::bos));
         }
-        Ok(Prompt { ids, budget: self.budget, sampling })
+        Ok(Prompt { ids, history: 0, budget: self.budget, sampling })
     }
 }
 

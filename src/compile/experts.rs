@@ -15,10 +15,11 @@ pub(super) fn name_banks(plan: &mut Plan, sources: &[Source]) -> Result<(), Comp
     for bank in &mut plan.banks {
         let source = &sources[bank.source as usize];
         let header = usize::try_from(bank.offset).ok().and_then(|at| source.bytes().get(at..at + HEADER));
-        let (layer, codebooks) = header.and_then(layer_and_codebooks).ok_or_else(|| CompileError::Source {
-            path: source.name(),
-            message: format!("ends before the record at {:#x}", bank.offset),
-        })?;
+        let (layer, codebooks) =
+            header.and_then(layer_and_codebooks).ok_or_else(|| CompileError::Source {
+                path: source.name(),
+                message: format!("ends before the record at {:#x}", bank.offset),
+            })?;
         (bank.layer, bank.codebooks) = (layer, codebooks);
     }
     Ok(())

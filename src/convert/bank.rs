@@ -10,9 +10,10 @@ use rayon::prelude::*;
 
 use super::encode::{encode, normalise};
 use super::kmeans;
+use super::matrix::Matrix;
 use super::nearest::{Book, Vector};
 use super::part::Part;
-use super::source::{Checkpoint, Matrix};
+use super::source::Checkpoint;
 use super::{BankEntry, ConvertError, ConvertOptions, MatrixKind, Meter, Result, VqCode};
 use crate::formats::container::{
     BOOK_FORMAT, BOOK_HEADER, BOOK_MAGIC, BankMatrix, RECORD_ALIGN, RECORD_HEADER, RECORD_MAGIC, VEC_DIM,

@@ -9,8 +9,8 @@
 use half::f16;
 use rayon::prelude::*;
 
+use super::matrix::Matrix;
 use super::nearest::{Book, Vector};
-use super::source::Matrix;
 use super::{ConvertError, Result};
 use crate::formats::container::{ROW_BLOCK, VEC_DIM, VqCode};
 

@@ -2,7 +2,8 @@
 
 use serde_json::json;
 
-use super::source::{Checkpoint, Matrix};
+use super::matrix::Matrix;
+use super::source::Checkpoint;
 use super::{BankEntry, ConvertOptions, TrunkFormat, TrunkTensor};
 use crate::formats::container::{ROW_BLOCK, VEC_DIM};
 

@@ -2,7 +2,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `source` | the checkpoint: experts by layer, and the trunk |
+//! | `source`, `matrix` | the checkpoint: experts by layer, and the trunk; rows of any stored type |
 //! | `trunk` | trunk.bin: groups of integers with scales |
 //! | `kmeans`, `nearest` | codebooks of the experts |
 //! | `encode`, `bank` | records of experts |
@@ -17,12 +17,13 @@
 //! - the container appears under its name whole or not at all: it grows in a folder beside it (`OUT.part`), whose finished
 //!   files a later run keeps, and is renamed once.
 //!
-//! Deliberately absent: anything that looks at activations (calibration), and formats whose weights are no floats.
+//! Deliberately absent: anything that looks at activations (calibration), and checkpoints of integers.
 
 mod bank;
 mod encode;
 mod kmeans;
 mod manifest;
+mod matrix;
 mod nearest;
 mod part;
 mod source;
@@ -36,8 +37,9 @@ use crate::formats::container::{BankEntry, MatrixKind, TrunkFormat, TrunkTensor,
 use crate::formats::{FormatError, ModelFiles};
 use crate::progress::Progress;
 
+use matrix::Matrix;
 use part::{Part, Stage};
-use source::{Checkpoint, Matrix};
+use source::Checkpoint;
 pub use verify::{Distance, Verified, verify};
 
 /// A result of this module.
@@ -144,12 +146,12 @@ fn write_parts(
     progress: &dyn Progress,
 ) -> Result<Converted> {
     let mut meter = Meter { progress, done: 0, total: checkpoint.stored_bytes() };
-    let tensors: Vec<Matrix<'_>> = checkpoint.trunk().collect();
-    let (table, trunk_bytes) = trunk::table(&tensors, options.trunk);
+    let tensors = checkpoint.trunk();
+    let (table, trunk_bytes) = trunk::table(tensors, options.trunk);
     if part.has(Stage::Trunk) {
         meter.add(tensors.iter().map(Matrix::stored_bytes).sum());
     } else {
-        write_trunk(&tensors, &table, part, &mut meter)?;
+        write_trunk(tensors, &table, part, &mut meter)?;
         part.finish(Stage::Trunk)?;
     }
     let layout = bank::Layout::new(checkpoint, options.experts)?;
@@ -167,7 +169,7 @@ fn write_parts(
         entries.push((layer, entry));
     }
     let banks: u64 = entries.iter().map(|it| it.1.bytes).sum();
-    let text = manifest::text(checkpoint, options, &tensors, &table, &entries);
+    let text = manifest::text(checkpoint, options, tensors, &table, &entries);
     part.write_small("manifest.json", text.as_bytes())?;
     for name in manifest::SIDE_FILES {
         if let Some(bytes) = files.side_file(name)? {

@@ -161,13 +161,16 @@ impl Part {
     /// # Errors
     /// If something of that name has come up meanwhile, or the folder cannot be renamed.
     pub(super) fn publish(self) -> Result<()> {
-        let io = ConvertError::io(&self.out);
-        sync_folder(&self.folder).map_err(io)?;
-        std::fs::rename(&self.folder, &self.out).map_err(io)?;
-        if let Some(parent) = self.out.parent().filter(|it| !it.as_os_str().is_empty()) {
+        let Self { folder, out, journal, .. } = self;
+        let io = ConvertError::io(&out);
+        sync_folder(&folder).map_err(io)?;
+        // Some systems do not rename a folder with an open file in it.
+        drop(journal);
+        std::fs::rename(&folder, &out).map_err(io)?;
+        if let Some(parent) = out.parent().filter(|it| !it.as_os_str().is_empty()) {
             sync_folder(parent).map_err(io)?;
         }
-        std::fs::remove_file(self.out.join(JOURNAL)).map_err(io)
+        std::fs::remove_file(out.join(JOURNAL)).map_err(io)
     }
 
     fn note(&mut self, line: &str) -> Result<()> {

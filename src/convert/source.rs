@@ -8,11 +8,11 @@
 use std::ops::Range;
 
 use serde_json::Value as Json;
-use waste_plan::DType;
 
+use super::matrix::{Matrix, names};
 use super::{ConvertError, Result};
 use crate::formats::container::{Expert, Geometry, MatrixKind};
-use crate::formats::{Format, Meta, ModelFiles, TensorInfo, parse_config};
+use crate::formats::{Format, FormatError, Item, ModelFiles, parse_config};
 
 /// What stands before the tensors of the text model where the configuration holds several models.
 const TEXT_PREFIX: &str = "language_model.";
@@ -23,6 +23,9 @@ const NAMES: [(&str, [&str; 3]); 2] = [
     ("mlp.experts", ["gate_proj", "up_proj", "down_proj"]),
 ];
 
+/// Rows and columns that share a scale in fp8 where the configuration does not say.
+const FP8_BLOCK: [u64; 2] = [128, 128];
+
 /// The checkpoint to convert.
 pub(super) struct Checkpoint<'a> {
     files: &'a ModelFiles,
@@ -32,94 +35,74 @@ pub(super) struct Checkpoint<'a> {
     pub(super) arch: String,
     pub(super) geometry: Geometry,
     naming: (&'static str, [&'static str; 3]),
-}
-
-/// A matrix, or any other tensor seen as rows.
-#[derive(Clone, Copy)]
-pub(super) struct Matrix<'a> {
-    files: &'a ModelFiles,
-    info: &'a TensorInfo,
-    bytes: &'a [u8],
-    rows: u64,
-    cols: u64,
-}
-
-impl<'a> Matrix<'a> {
-    fn new(files: &'a ModelFiles, info: &'a TensorInfo) -> Self {
-        let cols = info.shape.last().copied().unwrap_or(1);
-        Self { files, info, bytes: files.tensor_bytes(info), rows: info.elements() / cols, cols }
-    }
-
-    pub(super) fn name(&self) -> &'a str {
-        &self.info.name
-    }
-
-    /// The file that holds it, as messages show it.
-    pub(super) fn file(&self) -> String {
-        self.files.sources()[self.info.file].name()
-    }
-
-    pub(super) fn shape(&self) -> &'a [u64] {
-        &self.info.shape
-    }
-
-    pub(super) fn rows(&self) -> u64 {
-        self.rows
-    }
-
-    pub(super) fn cols(&self) -> u64 {
-        self.cols
-    }
-
-    /// Bytes in the checkpoint.
-    pub(super) fn stored_bytes(&self) -> u64 {
-        self.info.bytes
-    }
-
-    /// Decodes `row` into `out` of as many elements.
-    pub(super) fn decode_row(&self, row: u64, out: &mut [f32]) {
-        let len = self.bytes.len() / usize::try_from(self.rows).expect("rows in memory");
-        let at = usize::try_from(row).expect("a row in memory") * len;
-        self.info.dtype.decode(&self.bytes[at..at + len], out);
-    }
+    fp8_block: [u64; 2],
+    trunk: Vec<Matrix<'a>>,
+    stored_bytes: u64,
 }
 
 impl<'a> Checkpoint<'a> {
     /// Looks through `files`.
     ///
     /// # Errors
-    /// If they are no safetensors, have no routed experts, or lack something that the configuration asks for.
+    /// If they are no safetensors, have no routed experts, lack something that the configuration asks for, or hold a type
+    /// that is not understood.
     pub(super) fn new(files: &'a ModelFiles) -> Result<Self> {
-        let folder = folder_of(files);
+        let refuse =
+            |reason: &str| ConvertError::Source { file: folder_of(files), reason: reason.to_owned() };
         if files.format() != Format::Safetensors {
-            let reason = "is no checkpoint in safetensors with a config.json".to_owned();
-            return Err(ConvertError::Source { file: folder, reason });
+            return Err(refuse("is no checkpoint in safetensors with a config.json"));
         }
-        let text = files.side_file("config.json")?.unwrap_or_default();
-        let (config, prefix) = text_config(&text);
-        let meta: Meta = parse_config(files.meta().file(), config.to_string().as_bytes())?;
+        let (config, prefix, quantization) =
+            text_config(&files.side_file("config.json")?.unwrap_or_default());
+        let meta = parse_config(files.meta().file(), config.to_string().as_bytes())?;
         let geometry = Geometry::of_config(&meta)?;
         if geometry.moe_layers().is_empty() {
-            let reason = "has no routed experts (num_experts): there is nothing to quantise".to_owned();
-            return Err(ConvertError::Source { file: folder, reason });
+            return Err(refuse("has no routed experts (num_experts): there is nothing to quantise"));
         }
-        let arch = meta.get_strs("architectures")?.and_then(|it| it.first().map(|it| (*it).to_owned()));
-        let first = geometry.moe_layers().start;
-        let is_there = |naming: &(&'static str, [&'static str; 3])| {
-            files.tensors().contains_key(&expert_name(prefix, *naming, first, 0, MatrixKind::Gate))
+        let names = names(files);
+        let first = |naming| expert_name(prefix, naming, geometry.moe_layers().start, 0, MatrixKind::Gate);
+        let naming = NAMES.into_iter().find(|it| names.contains(&first(*it).as_str()));
+        let naming = naming.ok_or_else(|| missing(files, &first(NAMES[0])))?;
+        let classes = meta.get_strs("architectures")?.unwrap_or_default();
+        let mut checkpoint = Self {
+            files,
+            prefix,
+            arch: classes.first().map_or("unknown", |it| *it).to_owned(),
+            geometry,
+            naming,
+            fp8_block: fp8_block(&quantization)
+                .ok_or_else(|| refuse("has a weight_block_size that is no pair"))?,
+            trunk: Vec::new(),
+            stored_bytes: 0,
+            config,
         };
-        let naming = NAMES.into_iter().find(is_there).ok_or_else(|| {
-            // The likeliest name, so that the line says which tensor was looked for.
-            let name = expert_name(prefix, NAMES[0], first, 0, MatrixKind::Gate);
-            files.tensor(&name).err().map_or_else(
-                || ConvertError::Source { file: folder, reason: "has no experts".to_owned() },
-                ConvertError::from,
-            )
-        })?;
-        let arch = arch.unwrap_or_else(|| "unknown".to_owned());
-        let checkpoint = Self { files, config, prefix, arch, geometry, naming };
-        checkpoint.check()?;
+        checkpoint.take_all(&names)?;
         Ok(checkpoint)
+    }
+
+    /// Sorts the matrices called `names` into experts and trunk.
+    fn take_all(&mut self, names: &[&str]) -> Result<()> {
+        let part = format!(".{}.", self.naming.0);
+        let (experts, trunk): (Vec<&str>, Vec<&str>) = names.iter().partition(|it| it.contains(&part));
+        let mut count = 0;
+        for layer in self.moe_layers() {
+            for expert in 0..self.geometry.experts() {
+                for kind in MatrixKind::ALL {
+                    self.stored_bytes += self.expert(layer, expert, kind)?.stored_bytes();
+                    count += 1;
+                }
+            }
+        }
+        if experts.len() != count {
+            let reason = format!("has {} matrices of experts, the configuration {count}", experts.len());
+            return Err(ConvertError::Source { file: self.folder(), reason });
+        }
+        for name in trunk {
+            let matrix = self.matrix(name)?;
+            self.stored_bytes += matrix.stored_bytes();
+            self.trunk.push(matrix);
+        }
+        Ok(())
     }
 
     /// The folder, as messages show it.
@@ -132,14 +115,17 @@ impl<'a> Checkpoint<'a> {
     /// # Errors
     /// If there is none, or its shape is not the configuration's.
     pub(super) fn expert(&self, layer: u32, expert: u32, kind: MatrixKind) -> Result<Matrix<'a>> {
-        let name = expert_name(self.prefix, self.naming, layer, expert, kind);
-        let matrix = Matrix::new(self.files, self.files.tensor(&name)?);
+        let matrix = self.matrix(&expert_name(self.prefix, self.naming, layer, expert, kind))?;
         let (rows, cols) = self.shape().shape(kind);
         if matrix.shape() == [u64::from(rows), u64::from(cols)] {
             return Ok(matrix);
         }
         let reason = format!("has shape {:?}, expected [{rows}, {cols}]", matrix.shape());
-        Err(ConvertError::Tensor { file: matrix.file(), tensor: name, reason })
+        Err(ConvertError::Tensor { file: matrix.file(), tensor: matrix.name().to_owned(), reason })
+    }
+
+    fn matrix(&self, name: &str) -> Result<Matrix<'a>> {
+        Matrix::find(self.files, name, self.fp8_block)?.ok_or_else(|| missing(self.files, name))
     }
 
     /// The shape of every expert.
@@ -153,50 +139,18 @@ impl<'a> Checkpoint<'a> {
     }
 
     /// Everything that is no expert's, by name.
-    pub(super) fn trunk(&self) -> impl Iterator<Item = Matrix<'a>> {
-        let (files, experts) = (self.files, format!(".{}.", self.naming.0));
-        files
-            .tensors()
-            .values()
-            .filter(move |it| !it.name.contains(&experts))
-            .map(move |it| Matrix::new(files, it))
+    pub(super) fn trunk(&self) -> &[Matrix<'a>] {
+        &self.trunk
     }
 
     /// Bytes of all tensors in the checkpoint.
     pub(super) fn stored_bytes(&self) -> u64 {
-        self.files.tensors().values().map(|it| it.bytes).sum()
+        self.stored_bytes
     }
+}
 
-    /// Every expert is there, nothing else is called one, and all types are floats.
-    fn check(&self) -> Result<()> {
-        if let Some(foreign) = self.files.foreign().next() {
-            return Err(foreign.refuse().into());
-        }
-        let mut count = 0;
-        for layer in self.moe_layers() {
-            for expert in 0..self.geometry.experts() {
-                for kind in MatrixKind::ALL {
-                    self.expert(layer, expert, kind)?;
-                    count += 1;
-                }
-            }
-        }
-        let experts = format!(".{}.", self.naming.0);
-        let named = self.files.tensors().values().filter(|it| it.name.contains(&experts));
-        if named.clone().count() > count {
-            let reason = format!("has {} tensors of experts, the configuration {count}", named.count());
-            return Err(ConvertError::Source { file: self.folder(), reason });
-        }
-        let is_float = |it: &&TensorInfo| matches!(it.dtype, DType::F32 | DType::F16 | DType::BF16);
-        match self.files.tensors().values().find(|it| !is_float(it)) {
-            None => Ok(()),
-            Some(info) => Err(ConvertError::Tensor {
-                file: Matrix::new(self.files, info).file(),
-                tensor: info.name.clone(),
-                reason: format!("is stored as {}, expected a float", info.dtype.name()),
-            }),
-        }
-    }
+fn missing(files: &ModelFiles, name: &str) -> ConvertError {
+    FormatError::Missing { file: folder_of(files), item: Item::tensor(name), hint: String::new() }.into()
 }
 
 fn folder_of(files: &ModelFiles) -> String {
@@ -213,16 +167,30 @@ fn expert_name(
     format!("{prefix}model.layers.{layer}.{part}.{expert}.{}.weight", names[kind as usize])
 }
 
-/// The configuration of the text model and its prefix: where it stands inside another one, that one is kept as `_outer`.
-fn text_config(text: &[u8]) -> (Json, &'static str) {
+/// The configuration of the text model, its prefix, and how the weights are quantised, which a container's no longer are. A
+/// configuration around that of the text model is kept as `_outer`.
+fn text_config(text: &[u8]) -> (Json, &'static str, Json) {
     // Parsed once before, when the files were opened.
-    let config: Json = serde_json::from_slice(text).unwrap_or_default();
-    let Json::Object(mut outer) = config else { return (config, "") };
-    match outer.remove("text_config") {
+    let Ok(Json::Object(mut outer)) = serde_json::from_slice(text) else {
+        return (Json::Null, "", Json::Null);
+    };
+    let of_outer = outer.remove("quantization_config");
+    let (mut config, prefix) = match outer.remove("text_config") {
         Some(Json::Object(mut inner)) => {
             inner.insert("_outer".to_owned(), Json::Object(outer));
-            (Json::Object(inner), TEXT_PREFIX)
+            (inner, TEXT_PREFIX)
         }
-        _ => (Json::Object(outer), ""),
-    }
+        _ => (outer, ""),
+    };
+    let quantization = config.remove("quantization_config").or(of_outer);
+    (Json::Object(config), prefix, quantization.unwrap_or_default())
+}
+
+/// Rows and columns of a block of fp8; `None` if what is stated is no such thing.
+fn fp8_block(quantization: &Json) -> Option<[u64; 2]> {
+    let Some(stated) = quantization.get("weight_block_size").filter(|it| !it.is_null()) else {
+        return Some(FP8_BLOCK);
+    };
+    let pair: [u64; 2] = serde_json::from_value(stated.clone()).ok()?;
+    (pair[0] > 0 && pair[1] > 0).then_some(pair)
 }

@@ -15,7 +15,7 @@ use std::io::Write;
 use half::f16;
 use rayon::prelude::*;
 
-use super::source::Matrix;
+use super::matrix::Matrix;
 use super::{ConvertError, Result};
 use crate::formats::container::{DEFAULT_GROUP, TrunkFormat, TrunkTensor};
 

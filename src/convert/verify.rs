@@ -8,7 +8,8 @@
 
 use rayon::prelude::*;
 
-use super::source::{Checkpoint, Matrix};
+use super::matrix::Matrix;
+use super::source::Checkpoint;
 use super::{ConvertError, Result};
 use crate::formats::container::{Bank, Container, MatrixKind, TrunkFormat, TrunkTensor};
 use crate::formats::{FormatError, Item, ModelFiles};
@@ -169,7 +170,7 @@ fn compare_trunk(
             continue;
         }
         let bytes = tensor.payload_bytes() + tensor.scale_bytes();
-        let squares = compare_tensor(container, tensor, &matrix);
+        let squares = compare_tensor(container, tensor, matrix);
         report.distances.push(Distance {
             name: matrix.name().to_owned(),
             format: tensor.fmt.name(),

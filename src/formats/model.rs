@@ -240,9 +240,32 @@ impl ModelFiles {
         })
     }
 
-    /// Every tensor of a type that cannot be read, by name.
-    pub fn foreign(&self) -> impl Iterator<Item = &ForeignTensor> {
-        self.opened.foreign.values()
+    /// Every tensor of a type that is not read as such, by name.
+    #[must_use]
+    pub fn foreign(&self) -> &BTreeMap<String, ForeignTensor> {
+        &self.opened.foreign
+    }
+
+    /// The stored bytes of `foreign`, which must be of this model.
+    ///
+    /// # Errors
+    /// If they lie beyond the end of the file: such a tensor is not checked before it is wanted.
+    ///
+    /// # Panics
+    /// If `foreign` is of another model.
+    pub fn foreign_bytes(&self, foreign: &ForeignTensor) -> Result<&[u8]> {
+        let all = self.opened.sources[foreign.source].bytes();
+        let range = foreign
+            .offset
+            .checked_add(foreign.bytes)
+            .and_then(|end| Some(usize::try_from(foreign.offset).ok()?..usize::try_from(end).ok()?));
+        range.and_then(|it| all.get(it)).ok_or_else(|| FormatError::Truncated {
+            file: foreign.file.clone(),
+            item: Item::tensor(&foreign.name),
+            offset: foreign.offset,
+            need: foreign.bytes,
+            end: all.len() as u64,
+        })
     }
 
     /// The stored bytes of `info`, which must be of this model.

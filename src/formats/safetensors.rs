@@ -28,7 +28,7 @@ const MAX_HEADER: u64 = 100 << 20;
 const MAX_INDEX: u64 = 64 << 20;
 const SUPPORTED: &str = "F32, F16 and BF16 are";
 
-/// A tensor of a type that we cannot read: refused when a front end needs it or does not know it.
+/// A tensor of a type that no front end can read: refused when one needs it or does not know it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignTensor {
     /// The name in the file.
@@ -37,8 +37,14 @@ pub struct ForeignTensor {
     pub dtype: String,
     /// The file, as error messages show it.
     pub file: String,
+    /// Row-major.
+    pub shape: Vec<u64>,
+    /// The number of the file.
+    pub source: usize,
     /// Where its data starts, in bytes from the start of the file.
     pub offset: u64,
+    /// The length of its data in bytes, as the file says; not compared with type and shape.
+    pub bytes: u64,
 }
 
 impl ForeignTensor {
@@ -148,8 +154,15 @@ pub(crate) fn parse(source: &Source, file: usize) -> Result<SafetensorsFile> {
         let at = begin.checked_add(data as u64).filter(|_| begin <= end);
         let at = at.ok_or_else(|| malformed(format!("data_offsets [{begin}, {end}] are no range")))?;
         let Some(dtype) = dtype(&row.dtype) else {
-            let foreign =
-                ForeignTensor { name: tensor.clone(), dtype: row.dtype, file: name.clone(), offset: at };
+            let foreign = ForeignTensor {
+                name: tensor.clone(),
+                dtype: row.dtype,
+                file: name.clone(),
+                shape: row.shape,
+                source: file,
+                offset: at,
+                bytes: end - begin,
+            };
             out.foreign.insert(tensor, foreign);
             continue;
         };

@@ -28,10 +28,20 @@ impl<'p> Row<'p> {
             prompt,
             sampler: Some(Sampler::new(prompt.sampling, 0)?),
             ids: Vec::new(),
-            done: 0,
+            done: prompt.history,
             hash: hash.then(Sha256::new),
             stop: (prompt.budget == Some(0)).then_some(StopReason::Budget),
         })
+    }
+
+    /// Whether it continues what the session has in row `seat`.
+    pub(super) fn begins_in(&self, seat: u32) -> bool {
+        self.prompt.history > 0 && self.index == seat as usize && self.done == self.prompt.history
+    }
+
+    /// Nothing of it is in the session.
+    pub(super) fn begin_anew(&mut self) {
+        self.done = 0;
     }
 
     /// Whether tokens of the prompt are still to be taken.

@@ -19,7 +19,7 @@ use super::{ImportOptions, Result};
 /// Lowers a model of the family.
 pub(super) fn import(files: &ModelFiles, opts: &ImportOptions) -> Result<Module> {
     let config = match files.format() {
-        Format::Safetensors => from_json(files)?,
+        Format::Safetensors | Format::Container => from_json(files)?,
         Format::Gguf => gguf::read(files)?,
     };
     hybrid::import(files, opts, &config)
@@ -28,7 +28,7 @@ pub(super) fn import(files: &ModelFiles, opts: &ImportOptions) -> Result<Module>
 /// Positions that the model was trained for.
 pub(super) fn trained_ctx(files: &ModelFiles) -> Result<u32> {
     let key = match files.format() {
-        Format::Safetensors => "max_position_embeddings",
+        Format::Safetensors | Format::Container => "max_position_embeddings",
         Format::Gguf => gguf::CONTEXT,
     };
     Ok(positive(files.meta(), key)?)

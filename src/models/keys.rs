@@ -187,7 +187,8 @@ pub(super) const fn unary(act: Act) -> Option<UnaryKind> {
 
 /// The number of layers that `key` says: at most as many as there are tensors.
 pub(super) fn layers(files: &ModelFiles, key: &str) -> Result<u32, FormatError> {
-    let (meta, n_tensors) = (files.meta(), files.tensors().len());
+    let meta = files.meta();
+    let n_tensors = files.container().map_or(files.tensors().len(), |it| it.tensors().len());
     let n = positive(meta, key)?;
     if n as usize > n_tensors {
         return Err(meta.refuse(key, format!("{n} layers, but there are {n_tensors} tensors")));

@@ -5,7 +5,7 @@
 
 use waste_ir::{ModelInfo, Module, Scoring};
 
-use crate::formats::{FormatError, Meta, ModelFiles};
+use crate::formats::{Format, FormatError, Meta, ModelFiles};
 
 use super::ffn::GatedAct;
 use super::hybrid::{self, Config, Names};
@@ -13,6 +13,7 @@ use super::kda::KdaConfig;
 use super::keys::{self, columns, epsilon, get_positive, positive};
 use super::mla::{self, MlaConfig};
 use super::moe::{ExpertNames, MoeConfig, MoeKeys, MoeNames};
+use super::weights::has_tensor;
 use super::{ImportOptions, Result};
 
 /// Lowers a model of the family.
@@ -51,14 +52,25 @@ const HF: Names = Names {
 
 /// The eps of the lengths of q and k: that of the reference's kernels.
 const L2_EPS: f32 = 1e-6;
+/// As [`L2_EPS`], of the engine whose containers these are; there norms of latents have the eps of all others.
+const CONTAINER_L2_EPS: f32 = 1e-12;
+/// Positions where a container does not say: it needs no such key.
+const CONTAINER_CTX: u32 = 4096;
 
 type Res<T> = std::result::Result<T, FormatError>;
 
 /// Positions that the model was trained for.
-pub(super) fn trained_ctx(meta: &Meta) -> Result<u32> {
-    let key =
-        if meta.contains("max_position_embeddings") { "max_position_embeddings" } else { "model_max_length" };
-    Ok(positive(meta, key)?)
+pub(super) fn trained_ctx(files: &ModelFiles) -> Result<u32> {
+    let meta = files.meta();
+    for key in ["max_position_embeddings", "model_max_length"] {
+        if let Some(ctx) = get_positive(meta, key)? {
+            return Ok(ctx);
+        }
+    }
+    if files.format() == Format::Container {
+        return Ok(CONTAINER_CTX);
+    }
+    Err(meta.missing("max_position_embeddings").into())
 }
 
 fn from_json(files: &ModelFiles) -> Result<Config> {
@@ -68,7 +80,7 @@ fn from_json(files: &ModelFiles) -> Result<Config> {
     let is_kda = delta_layers(meta, n_layers)?;
     let is_tied = match meta.get_bool("tie_word_embeddings")? {
         Some(it) => it,
-        None => files.get_tensor(HF.head)?.is_none(),
+        None => !has_tensor(files, HF.head),
     };
     let heads = positive(meta, "num_attention_heads")?;
     if let Some(kv_heads) = get_positive(meta, "num_key_value_heads")?.filter(|it| *it != heads) {
@@ -78,27 +90,36 @@ fn from_json(files: &ModelFiles) -> Result<Config> {
     let moe = experts(meta)?;
     let is_fixed = meta.get_bool("mla_use_nope")?.unwrap_or(false);
     let res_block = meta.get_u32("attn_res_block_size")?.filter(|it| *it > 0);
+    let eps = epsilon(meta, "rms_norm_eps", Some(1e-5))?;
+    let mut mla = MlaConfig::from_config(meta, heads, is_fixed)?;
+    let l2_eps = match files.format() {
+        Format::Container => {
+            mla.eps = eps;
+            CONTAINER_L2_EPS
+        }
+        Format::Gguf | Format::Safetensors => L2_EPS,
+    };
     let config = Config {
         info: ModelInfo {
             name: folder.unwrap_or_else(|| "model".to_owned()),
             arch: "kimi_linear".to_owned(),
-            ctx_trained: trained_ctx(meta)?,
+            ctx_trained: trained_ctx(files)?,
             vocab: positive(meta, "vocab_size")?,
         },
         n_layers,
         hidden: positive(meta, "hidden_size")?,
         ffn: positive(meta, "intermediate_size")?,
-        eps: epsilon(meta, "rms_norm_eps", Some(1e-5))?,
+        eps,
         act: GatedAct::from_config(meta)?,
         is_tied,
         kda: if is_kda.contains(&true) {
-            Some(delta(meta)?)
+            Some(delta(meta, l2_eps)?)
         } else {
             keys::ignore_all(meta, "linear_attn_config.");
             None
         },
         is_kda,
-        mla: MlaConfig::from_config(meta, heads, is_fixed)?,
+        mla,
         first_moe: hybrid::first_moe(meta, n_layers, "first_k_dense_replace", moe.is_some())?,
         moe,
         names: &HF,
@@ -145,7 +166,7 @@ fn delta_layers(meta: &Meta, n_layers: u32) -> Res<Vec<bool>> {
     }
 }
 
-fn delta(meta: &Meta) -> Res<KdaConfig> {
+fn delta(meta: &Meta, l2_eps: f32) -> Res<KdaConfig> {
     let key = |name: &str| format!("linear_attn_config.{name}");
     let (heads, head_dim) = (positive(meta, &key("num_heads"))?, positive(meta, &key("head_dim"))?);
     let taps = get_positive(meta, &key("short_conv_kernel_size"))?.unwrap_or(4);
@@ -164,7 +185,7 @@ fn delta(meta: &Meta) -> Res<KdaConfig> {
         has_full_gate: meta.get_bool(&key("use_full_rank_gate"))?.unwrap_or(false),
         #[expect(clippy::cast_possible_truncation, reason = "kernels take f32")]
         lower_bound: lower_bound as f32,
-        l2_eps: L2_EPS,
+        l2_eps,
     })
 }
 

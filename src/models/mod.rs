@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `llama` | Llama 2 and 3, Mistral without a window, SmolLM2, Qwen2, Qwen3, Mixtral, OLMoE, Qwen3-MoE; safetensors and GGUF |
 //! | `gpt2` | GPT-2; safetensors and GGUF |
-//! | `kimi` | Kimi-Linear and Kimi K3; safetensors |
+//! | `kimi` | Kimi-Linear and Kimi K3; safetensors and containers |
 //! | `deepseek` | DeepSeek-V3 and R1, Kimi K2; safetensors and GGUF |
 //! | `hybrid` | the decoder of Kimi and DeepSeek: delta or latent attention, dense or routed feed-forward |
 //! | `kda`, `mla`, `moe`, `ffn` | delta attention, latent attention, routed experts, gated feed-forward: shared by families |
@@ -139,7 +139,7 @@ pub fn trained_ctx(files: &ModelFiles) -> Result<u32> {
     match Family::of(files)? {
         Family::Llama(variant) => llama::trained_ctx(files, variant),
         Family::Gpt2 => gpt2::trained_ctx(files),
-        Family::Kimi => kimi::trained_ctx(files.meta()),
+        Family::Kimi => kimi::trained_ctx(files),
         Family::DeepSeek => deepseek::trained_ctx(files),
     }
 }

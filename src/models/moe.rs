@@ -10,6 +10,7 @@
 use waste_ir::{Built, Dim, Op, Scoring, TensorType, ValueId, WeightId};
 use waste_plan::DType;
 
+use crate::formats::container::MatrixKind;
 use crate::formats::{FormatError, Meta, shown};
 
 use super::Result;
@@ -134,6 +135,9 @@ pub(super) enum ExpertNames {
     Stacked([&'static str; 3]),
 }
 
+/// The matrices of an expert, as records name them.
+const KINDS: [MatrixKind; 3] = [MatrixKind::Gate, MatrixKind::Up, MatrixKind::Down];
+
 impl ExpertNames {
     /// Matrix `i`, gate, up or down, of all experts of `layer`.
     fn take(
@@ -146,6 +150,9 @@ impl ExpertNames {
         match self {
             Self::Each { before, matrices } => {
                 let name = |e: &str| format!("{layer}{before}{e}{}", matrices[i]);
+                if let Some(coded) = weights.coded_bank(layer, KINDS[i], &name("*"), [rows, cols])? {
+                    return Ok(coded);
+                }
                 weights.bank(&name("*"), (0..experts).map(|e| name(&e.to_string())), rows, cols)
             }
             Self::Stacked(names) => weights.stacked(&format!("{layer}{}", names[i]), [experts, rows, cols]),

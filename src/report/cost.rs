@@ -118,9 +118,13 @@ fn weight_bytes(plan: &Plan, step: &Step, id: u32, call: CallShape) -> u64 {
     let Some(weight) = plan.weights.get(id as usize) else { return 0 };
     match step.kind {
         StepKind::Embed => (weight.bytes / weight.rows.max(1)).saturating_mul(u64::from(call.tokens)),
-        StepKind::ExpertLinear { .. } | StepKind::ExpertGlu { .. } => {
+        StepKind::ExpertLinear { .. } | StepKind::ExpertGlu { .. } | StepKind::ExpertLut { .. } => {
             let pairs = step.writes.first().map_or(0, |it| it.rows.count(call.tokens, call.want));
-            weight.matrix_bytes().saturating_mul(pairs.min(u64::from(weight.bank)))
+            let in_record = weight.dtype.vq().map(|it| {
+                // Indices and a scale a row.
+                it.index_bytes(weight.rows, weight.cols).unwrap_or(0).saturating_add(2 * weight.rows)
+            });
+            in_record.unwrap_or(weight.matrix_bytes()).saturating_mul(pairs.min(u64::from(weight.bank)))
         }
         _ => weight.bytes,
     }
@@ -167,6 +171,18 @@ fn flops(plan: &Plan, step: &Step, call: CallShape) -> u64 {
                 .saturating_mul(u64::from(*heads))
                 .saturating_mul(width + values)
                 .saturating_mul(2)
+        }
+        // A lookup and an addition for each stage of each position.
+        StepKind::ExpertLut { .. } => {
+            let lut = step.reads.first();
+            let stages = lut.and_then(|it| it.dtype.lut()).map_or(0, |it| it.code.stages() as u64);
+            let positions = lut.map_or(0, |it| u64::from(it.cols) / 8);
+            let outputs = step.writes.first().map_or(0, |it| rows(it).saturating_mul(u64::from(it.cols)));
+            outputs.saturating_mul(positions).saturating_mul(stages)
+        }
+        StepKind::LutBuild { code, .. } => {
+            let inputs = step.reads.first().map_or(0, |it| rows(it).saturating_mul(u64::from(it.cols)));
+            inputs.saturating_mul(2 * (code.stages() * code.entries()) as u64)
         }
         StepKind::KdaStep => {
             // Decay, product with k, update and product with q: seven operations an element of S.
@@ -223,6 +239,8 @@ fn per_element(kind: &StepKind) -> u64 {
         StepKind::HeadLinear | StepKind::HeadLinearT | StepKind::LatentAttention { .. } => 0,
         StepKind::ExpertLinear { .. } | StepKind::ExpertGlu { .. } => 0,
         StepKind::KdaStep | StepKind::ShortConv { .. } => 0,
+        StepKind::LutBuild { .. } | StepKind::ExpertLut { .. } => 0,
+        StepKind::ExpertPrefetch { .. } | StepKind::ExpertWindow { .. } | StepKind::ExpertRelease { .. } => 0,
     }
 }
 
@@ -238,7 +256,7 @@ mod tests {
     }
 
     fn step(kind: StepKind, reads: Vec<Operand>, writes: Vec<Operand>) -> Step {
-        Step { kind, reads, writes, tile: Tile { rows: 1, cols: 16 }, barrier: true, op: 0 }
+        Step { kind, reads, writes, tile: Tile { rows: 1, cols: 16 }, barrier: true, window: false, op: 0 }
     }
 
     fn state(kind: StateKind) -> State {
@@ -251,6 +269,7 @@ mod tests {
         let w = Weight {
             name: "w".into(),
             dtype: DType::F16,
+            bank: 1,
             rows: 32,
             cols: 64,
             packing: Packing::F16,
@@ -258,6 +277,7 @@ mod tests {
             offset: 0,
             crc32c: 0,
             parts: vec![],
+            records: None,
         };
         let weight = operand(Place::Weight(0), Rows::Fixed(32), 64);
         let x = |rows| operand(Place::Scratch(0), rows, 64);
@@ -300,6 +320,7 @@ mod tests {
                 passes: vec![],
             },
             sources: vec![],
+            banks: vec![],
             weights: vec![w],
             states: vec![state(StateKind::Keys), state(StateKind::Values)],
             ports: vec![],

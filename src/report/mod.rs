@@ -17,6 +17,7 @@
 //!
 //! Deliberately absent: any model of caches. Predicted bytes are those that must move once a call.
 
+pub mod budget;
 pub mod classes;
 pub mod cost;
 pub mod likelihood;

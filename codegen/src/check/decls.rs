@@ -172,7 +172,6 @@ fn parts(module: &Module, id: WeightId) -> Option<Vec<Part>> {
                 }
                 continue;
             }
-            WeightInit::Records { .. } => continue,
             WeightInit::Stored { source, offset, stored } => (source, offset, stored, false),
             WeightInit::Transposed { source, offset, stored } => (source, offset, stored, true),
         };

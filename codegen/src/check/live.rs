@@ -1,12 +1,13 @@
 //! Live ranges, derived again from what the walk saw: no two live buffers share a byte, and how much is live at most.
 //!
-//! A buffer is a value, its views, and what is written in place over it; it is live from its first write to its last use.
+//! A buffer is a value, its views, and what is written in place over it; it is live from its first write to its last use. A loop over
+//! experts repeats its steps for other rows, so that a buffer which crosses one of its edges is live in all of it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 
 use waste_ir::ValueId;
-use waste_plan::schema::Program;
+use waste_plan::schema::{Program, StepKind};
 
 use super::error::{CheckError, Fault};
 use super::walk::Trace;
@@ -36,7 +37,7 @@ impl Buffer {
 
 /// Reports buffers that share bytes while both are live; returns the most bytes live at one step, in lines of 64.
 pub(super) fn sweep(program: &Program, trace: &Trace, errors: &mut Vec<CheckError>) -> u64 {
-    let buffers = buffers(trace);
+    let buffers = buffers(program, trace);
     let mut live: BTreeMap<u64, Buffer> = BTreeMap::new();
     let mut expiry: BinaryHeap<Reverse<(usize, u64)>> = BinaryHeap::new();
     let (mut bytes, mut most) = (0u64, 0u64);
@@ -63,12 +64,29 @@ pub(super) fn sweep(program: &Program, trace: &Trace, errors: &mut Vec<CheckErro
     most
 }
 
+/// `it`, stretched over each loop that it is written or read in but does not stay inside of.
+fn whole_loops(program: &Program, mut it: Buffer) -> Buffer {
+    for (window, step) in program.steps.iter().enumerate() {
+        let StepKind::ExpertWindow { body, .. } = step.kind else { continue };
+        let release = window + body as usize;
+        let begins_inside = window <= it.first && it.first <= release;
+        let ends_inside = window <= it.last && it.last <= release;
+        if begins_inside && release < it.last {
+            it.first = window;
+        }
+        if ends_inside && it.first < window {
+            it.last = release;
+        }
+    }
+    it
+}
+
 const fn size(it: &Buffer) -> u64 {
     (it.end - it.start).next_multiple_of(64)
 }
 
 /// The buffers of scratch by first step.
-fn buffers(trace: &Trace) -> Vec<Buffer> {
+fn buffers(program: &Program, trace: &Trace) -> Vec<Buffer> {
     let mut parent: HashMap<ValueId, ValueId> = HashMap::new();
     let mut own: Vec<Buffer> = Vec::new();
     let mut index: HashMap<ValueId, usize> = HashMap::new();
@@ -92,7 +110,7 @@ fn buffers(trace: &Trace) -> Vec<Buffer> {
         let root = parent[&buffer.value];
         joined.entry(root).and_modify(|it| *it = it.join(buffer)).or_insert(buffer);
     }
-    let mut out: Vec<Buffer> = joined.into_values().collect();
+    let mut out: Vec<Buffer> = joined.into_values().map(|it| whole_loops(program, it)).collect();
     out.sort_by_key(|it| (it.first, it.start));
     out
 }

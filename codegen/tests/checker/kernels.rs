@@ -1,11 +1,13 @@
 //! What each kernel depends on, in symbols: a result element is a hash of exactly the elements that go into it.
 //!
-//! Plan and graph run through the same [`element`], one over the plan's memory, the other over ideal values. Two results are
-//! equal only if they were made by the same arithmetic from the same inputs.
+//! Plan and graph run through the same [`targets`](super::targets::targets) and [`element`](super::element::element), one over the
+//! plan's memory, the other over ideal values. Two results are equal only if they were made by the same arithmetic from the same inputs.
+//!
+//! Numbers that steps compute (experts, the order of pairs) are hashes like all else; beside each stands, in both memories alike, the
+//! number that it is.
 
-use waste_ir::{Graph, Op, OpData, RopeScaling, ValueId};
-use waste_plan::Math;
-use waste_plan::schema::{Operand, StepKind};
+/// Units of four bytes that tables are written in: a line of 64 bytes.
+pub(crate) const LINE: u64 = 16;
 
 /// Mixes a number into a hash (splitmix64's finaliser).
 pub(crate) const fn mix(hash: u64, with: u64) -> u64 {
@@ -24,16 +26,24 @@ pub(crate) fn name(text: &str) -> u64 {
 pub(crate) trait Operands {
     /// A hash of elements `from .. to` of a row of operand `slot`; of all of it for weights.
     fn row(&mut self, slot: usize, row: u64, from: u64, to: u64) -> u64;
-    /// Elements in a row of operand `slot`.
+    /// A hash of matrix `at` of the bank at operand `slot`.
+    fn matrix(&mut self, slot: usize, at: u64) -> u64;
+    /// Rows of operand `slot`.
+    fn rows(&self, slot: usize) -> u64;
+    /// Elements in a row of operand `slot`; none of a weight.
     fn cols(&self, slot: usize) -> u64;
     /// Columns of operand `slot`, padding left out.
     fn width(&self, slot: usize) -> u64;
-    /// The number that an element of an input stands for.
-    fn number(&mut self, slot: usize, row: u64) -> u64;
+    /// The number that an element stands for.
+    fn number(&mut self, slot: usize, row: u64, col: u64) -> u64;
+    /// From now on elements with the hash `tag` stand for `number`.
+    fn note(&mut self, tag: u64, number: u64);
     /// A hash of the vectors of positions `0 ..= pos` in the cache at operand `slot`.
     fn cached(&mut self, slot: usize, row: u64, pos: u64, head: u64) -> u64;
     /// Heads of the cache at operand `slot`.
     fn heads(&self, slot: usize) -> u64;
+    /// A hash of element `col` of what a recurrence has accepted of a row.
+    fn accepted(&mut self, row: u64, col: u64) -> u64;
     /// The number of operands.
     fn len(&self) -> usize;
 }
@@ -42,13 +52,15 @@ pub(crate) trait Operands {
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
     pub(crate) family: Family,
-    attrs: u64,
-    /// Columns of one head of the result, where heads matter.
+    pub(crate) attrs: u64,
+    /// Columns of one head of the result, where heads matter; lines of a slab of tables.
     pub(crate) head: u64,
-    /// Query heads of an attention.
-    heads: u64,
+    /// Query heads of an attention, heads of a bank, matrices of experts.
+    pub(crate) heads: u64,
     /// Whether the last operand is a residual.
-    residual: bool,
+    pub(crate) residual: bool,
+    /// Whether rows of pairs are gathered from rows of tokens.
+    pub(crate) gather: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,184 +77,76 @@ pub(crate) enum Family {
     Append,
     Attention,
     Select,
+    /// The columns of two operands.
+    Concat,
+    /// Each element from its head's columns of the first operand, then as [`Family::Elementwise`].
+    HeadNorm,
+    /// Each element from one element, and weights by its column.
+    Gate,
+    /// Each element from its channel of this token and the few before it; the last inputs are the next state.
+    Conv,
+    /// A column of a head's state from all earlier tokens of the row, and what each token reads off it.
+    Delta,
+    /// Row r times matrix r mod heads; tiles are tokens by all heads' columns.
+    HeadProduct,
+    /// The same, columns summed together.
+    HeadProductT,
+    Latent,
+    /// Ids and weights of the experts of a token.
+    Route,
+    /// Order, groups and slots of all pairs, at once.
+    Sort,
+    /// A row of a token for each of its pairs.
+    Gather,
+    /// Each pair's row times its expert's matrix; tiles are experts that have pairs, by columns.
+    Expert,
+    /// The same with two matrices.
+    ExpertGlu,
+    /// The same, by tables and records.
+    ExpertLut,
+    /// Rows of pairs by the weights of their token.
+    Sum,
+    /// Tables of a row, slab by slab.
+    Tables,
 }
 
-/// Element (`row`, `col`) of the result; `col` counts units of four bytes.
-pub(crate) fn element(kernel: &Kernel, x: &mut impl Operands, row: u64, col: u64) -> u64 {
-    let start = mix(kernel.attrs, col);
-    match kernel.family {
-        Family::Embed => {
-            let id = x.number(0, row);
-            mix(mix(start, id), x.row(1, 0, 0, 0))
-        }
-        Family::Row => (0..x.len()).fold(start, |hash, slot| whole(hash, x, slot, row)),
-        Family::Product => {
-            let n_whole = x.len() - usize::from(kernel.residual);
-            let hash = (0..n_whole).fold(start, |hash, slot| whole(hash, x, slot, row));
-            if kernel.residual { mix(hash, x.row(n_whole, row, col, col + 1)) } else { hash }
-        }
-        Family::Elementwise => {
-            (0..x.len()).fold(kernel.attrs, |hash, slot| mix(hash, x.row(slot, row, col, col + 1)))
-        }
-        Family::Angles => {
-            let pos = x.number(0, row);
-            (1..x.len()).fold(mix(start, pos), |hash, slot| mix(hash, x.row(slot, 0, 0, 0)))
-        }
-        Family::Rope => {
-            let from = col / kernel.head * kernel.head;
-            let angles = x.cols(1);
-            mix(mix(start, x.row(0, row, from, from + kernel.head)), x.row(1, row, 0, angles))
-        }
-        Family::Append => mix(kernel.attrs, x.row(0, row, col * kernel.head, (col + 1) * kernel.head)),
-        Family::Attention => attention(kernel, x, row, col),
-        Family::Select => {
-            let want = x.number(1, row);
-            mix(kernel.attrs, x.row(0, want, col, col + 1))
-        }
+impl Family {
+    /// Whether tiles are experts and rows are pairs.
+    pub(crate) const fn is_by_expert(self) -> bool {
+        matches!(self, Self::Expert | Self::ExpertGlu | Self::ExpertLut)
     }
-}
 
-fn whole(hash: u64, x: &mut impl Operands, slot: usize, row: u64) -> u64 {
-    let cols = x.cols(slot);
-    mix(mix(hash, x.width(slot)), x.row(slot, row, 0, cols))
-}
+    /// Whether it walks the tokens of a row one after the other, from a state to the next one.
+    pub(crate) const fn is_recurrent(self) -> bool {
+        matches!(self, Self::Conv | Self::Delta)
+    }
 
-fn attention(kernel: &Kernel, x: &mut impl Operands, row: u64, col: u64) -> u64 {
-    let (sequence, pos) = (x.number(3, row), x.number(4, row));
-    let head = col / kernel.head;
-    let d = x.cols(0) / kernel.heads;
-    let cache_head = head / (kernel.heads / x.heads(1).max(1)).max(1);
-    let hash = mix(mix(kernel.attrs, col), x.row(0, row, head * d, (head + 1) * d));
-    let (keys, values) = (x.cached(1, sequence, pos, cache_head), x.cached(2, sequence, pos, cache_head));
-    mix(mix(hash, keys), values)
-}
-
-fn quantised(quant: Option<Math>) -> &'static str {
-    quant.map_or("f32 result", Math::name)
-}
-
-/// Frequencies to ten digits: the two sides may round differently.
-fn angles(freqs: impl Iterator<Item = f64>) -> String {
-    freqs.map(|it| format!("{it:.9e} ")).collect()
+    /// Operands that hold the order of pairs and the groups of experts.
+    pub(crate) const fn pair_slots(self) -> (usize, usize) {
+        if matches!(self, Self::ExpertGlu) { (3, 4) } else { (2, 3) }
+    }
 }
 
 impl Kernel {
-    fn new(family: Family, attrs: impl AsRef<str>) -> Self {
-        Self { family, attrs: name(attrs.as_ref()), head: 1, heads: 1, residual: false }
+    pub(crate) fn new(family: Family, attrs: impl AsRef<str>) -> Self {
+        Self { family, attrs: name(attrs.as_ref()), head: 1, heads: 1, residual: false, gather: false }
     }
 
-    /// What a step computes into `y`.
-    pub(crate) fn of_step(kind: &StepKind, y: &Operand) -> Self {
-        let kernel = Self::family_of_step(kind, y);
-        Self { attrs: mix(kernel.attrs, y.cols.into()), ..kernel }
-    }
-
-    fn family_of_step(kind: &StepKind, y: &Operand) -> Self {
-        use Family::{Angles, Append, Attention, Elementwise, Embed, Product, Rope, Row, Select};
-        let y_cols = u64::from(y.cols).max(1);
-        match kind {
-            StepKind::Embed => Self::new(Embed, "embed"),
-            StepKind::QuantAct { math } => Self::new(Row, format!("quant {}", math.name())),
-            StepKind::Linear { act, bias, residual } => {
-                Self { residual: *residual, ..Self::new(Product, format!("linear {} {bias}", act.name())) }
-            }
-            StepKind::LinearGlu { act, situ: _, quant } => {
-                Self::new(Row, format!("linear_glu {} {}", act.name(), quantised(*quant)))
-            }
-            StepKind::Add => Self::new(Elementwise, "add"),
-            StepKind::Mul => Self::new(Elementwise, "mul"),
-            StepKind::Unary { kind } => Self::new(Elementwise, format!("unary {}", kind.name())),
-            StepKind::Glu { act, situ: _ } => Self::new(Elementwise, format!("glu {}", act.name())),
-            StepKind::RmsNorm { eps, quant } => Self::new(Row, format!("rms {eps:e} {}", quantised(*quant))),
-            StepKind::LayerNorm { eps, bias: _, quant } => {
-                Self::new(Row, format!("layer {eps:e} {}", quantised(*quant)))
-            }
-            StepKind::RopeAngles { freqs, .. } => Self::new(Angles, angles(freqs.iter().copied())),
-            StepKind::Rope { head_dim, skip: _, style } => {
-                let head = u64::from(*head_dim).max(1);
-                Self { head, ..Self::new(Rope, format!("rope {}", style.name())) }
-            }
-            StepKind::KvAppend => Self { head: y_cols, ..Self::new(Append, "append") },
-            StepKind::Attention { scale, heads } => {
-                let heads = u64::from(*heads).max(1);
-                Self {
-                    head: (y_cols / heads).max(1),
-                    heads,
-                    ..Self::new(Attention, format!("attention {scale:e}"))
-                }
-            }
-            StepKind::SelectRows => Self::new(Select, "select"),
-            StepKind::Argmax => Self::new(Row, "argmax"),
-            StepKind::FiniteCheck => Self::new(Row, "finite"),
-            other => unreachable!("the suite has no '{}'", other.name()),
+    /// What tiles cover, given the rows and elements of the (first) result.
+    pub(crate) fn extent(&self, rows: u64, units: u64) -> (u64, u64) {
+        match self.family {
+            Family::HeadProduct | Family::HeadProductT => (rows / self.heads, units * self.heads),
+            Family::Expert | Family::ExpertGlu | Family::ExpertLut => (rows.min(self.heads), units),
+            Family::Tables => (rows, units / LINE),
+            _ => (rows, units),
         }
     }
 
-    /// Whether operand 1 is read by row alone: angles, wanted rows.
-    pub(crate) fn is_indexed(&self) -> bool {
-        matches!(self.family, Family::Rope | Family::Select)
-    }
-
-    /// What an op of a graph computes; none for views.
-    pub(crate) fn of_op(graph: &Graph, data: &OpData) -> Option<Self> {
-        let kernel = Self::family_of_op(graph, data)?;
-        let ty = graph.ty(data.results[0]);
-        let width = if ty.shape.rank() == 1 { 1 } else { ty.shape.cols().unwrap() };
-        Some(Self { attrs: mix(kernel.attrs, width.into()), ..kernel })
-    }
-
-    fn family_of_op(graph: &Graph, data: &OpData) -> Option<Self> {
-        use Family::{Angles, Append, Attention, Elementwise, Embed, Product, Rope, Row, Select};
-        let cols = |value: ValueId| u64::from(graph.ty(value).shape.cols().unwrap_or(1));
-        Some(match &data.op {
-            Op::Embed {} => Self::new(Embed, "embed"),
-            Op::QuantAct { math } => Self::new(Row, format!("quant {}", math.name())),
-            Op::Linear { act } => {
-                let (bias, residual) = (data.optional(2).is_some(), data.optional(3).is_some());
-                Self { residual, ..Self::new(Product, format!("linear {} {bias}", act.name())) }
-            }
-            Op::LinearGlu { act, quant, .. } => {
-                Self::new(Row, format!("linear_glu {} {}", act.name(), quantised(*quant)))
-            }
-            Op::Add {} => Self::new(Elementwise, "add"),
-            Op::Mul {} => Self::new(Elementwise, "mul"),
-            Op::Unary { kind } => Self::new(Elementwise, format!("unary {}", kind.name())),
-            Op::Glu { act, .. } => Self::new(Elementwise, format!("glu {}", act.name())),
-            Op::RmsNorm { eps, quant } => Self::new(Row, format!("rms {eps:e} {}", quantised(*quant))),
-            Op::LayerNorm { eps, quant } => Self::new(Row, format!("layer {eps:e} {}", quantised(*quant))),
-            Op::RopeAngles { dims, base, scaling } => {
-                let freq = |i: u32| rescaled(base.powf(-f64::from(2 * i) / f64::from(*dims)), *scaling);
-                Self::new(Angles, angles((0..dims / 2).map(freq)))
-            }
-            Op::Rope { head_dim, style, .. } => {
-                Self { head: u64::from(*head_dim), ..Self::new(Rope, format!("rope {}", style.name())) }
-            }
-            Op::KvAppend {} => Self { head: cols(data.operand(0)), ..Self::new(Append, "append") },
-            Op::Attention { scale } => {
-                let heads = cols(data.operand(0)) / cols(data.operand(1));
-                let head = cols(data.results[0]) / heads;
-                Self { head, heads, ..Self::new(Attention, format!("attention {scale:e}")) }
-            }
-            Op::SelectRows {} => Self::new(Select, "select"),
-            Op::Argmax {} => Self::new(Row, "argmax"),
-            Op::FiniteCheck {} => Self::new(Row, "finite"),
-            Op::Slice { .. } | Op::Reshape { .. } => return None,
-            other => unreachable!("the suite has no '{}'", other.name()),
-        })
-    }
-}
-
-/// Position interpolation, and Llama 3's rule as its model card states it: by wave length against the two bounds.
-fn rescaled(freq: f64, scaling: RopeScaling) -> f64 {
-    match scaling {
-        RopeScaling::None => freq,
-        RopeScaling::Linear { factor } => freq / factor,
-        RopeScaling::Llama3 { factor, low, high, orig } => {
-            // Turns that the original context makes: few turns are stretched, many are kept, between them a ramp.
-            let turns = f64::from(orig) * freq / std::f64::consts::TAU;
-            let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
-            freq * (kept + (1.0 - kept) / factor)
+    /// Elements of a row that are read together before any of them is written.
+    pub(crate) const fn group(&self) -> u64 {
+        match self.family {
+            Family::Rope | Family::HeadNorm => self.head,
+            _ => 1,
         }
-        RopeScaling::Yarn { .. } => unreachable!("the suite has no YaRN"),
     }
 }

@@ -1,7 +1,9 @@
 //! Mutants: one change to a valid plan, of the kinds that a wrong planner would make.
 
-use waste_plan::schema::{Operand, Place, Plan, Rows, Step, StepKind};
-use waste_plan::words::{Act, RopeStyle, UnaryKind};
+use waste_plan::schema::{Place, Plan, Step, StepKind};
+
+use super::mutate_declaration::declaration;
+use super::mutate_step::step;
 
 /// A seeded generator (xorshift64*).
 pub(crate) struct Rng(u64);
@@ -16,7 +18,7 @@ impl Rng {
         self.0 ^= self.0 >> 27;
         usize::try_from(self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33).unwrap() % n
     }
-    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+    pub(super) fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }
 }
@@ -37,9 +39,13 @@ pub(crate) const KINDS: &[&str] = &[
     "rows",
     "cols",
     "tile",
+    "tile of few",
     "weight",
     "state",
     "attribute",
+    "attribute of few",
+    "swap results",
+    "swap reads",
     "port",
     "move port",
     "move weight",
@@ -48,24 +54,60 @@ pub(crate) const KINDS: &[&str] = &[
     "swap offsets",
     "part",
     "packing",
+    "bank",
+    "records",
     "tokens",
+    "window",
+    "edge",
+    "loop barrier",
+    "split loop",
 ];
 
 /// Changes `plan` by `kind`; says what was changed, or nothing if the plan has no place for it.
 pub(crate) fn mutate(plan: &mut Plan, kind: &str, rng: &mut Rng) -> Option<String> {
     let program = rng.below(plan.programs.len());
-    let at = rng.below(plan.programs[program].steps.len());
+    let at = match kind {
+        "tile of few" | "attribute of few" => few(plan, program, rng)?,
+        _ => rng.below(plan.programs[program].steps.len()),
+    };
     let name = format!("{kind}, {} #{at}", plan.programs[program].name);
     let what = match kind {
-        "move port" | "move weight" | "move state" | "part" | "packing" | "shrink scratch" | "shrink io" => {
-            declaration(plan, kind, rng)?
-        }
+        "move port" | "move weight" | "move state" | "part" | "packing" | "bank" | "records"
+        | "shrink scratch" | "shrink io" => declaration(plan, kind, rng)?,
         "move buffer" | "swap offsets" => buffers(plan, program, kind, rng)?,
         "drop barrier" | "add barrier" | "swap neighbours" | "move step" | "drop step" | "twice"
         | "tokens" => order(plan, program, at, kind, rng)?,
+        "window" | "edge" | "loop barrier" | "split loop" => loops(plan, program, kind, rng)?,
         _ => step(plan, program, at, kind, rng)?,
     };
     Some(format!("{name}: {what}"))
+}
+
+/// A step of a kind that dense decoders do not have.
+fn few(plan: &Plan, program: usize, rng: &mut Rng) -> Option<usize> {
+    let steps = &plan.programs[program].steps;
+    let is_few = |it: &Step| {
+        it.kind.n_writes() > 1
+            || matches!(
+                it.kind,
+                StepKind::L2Norm { .. }
+                    | StepKind::KdaGate { .. }
+                    | StepKind::GatedRmsNorm { .. }
+                    | StepKind::HeadLinear
+                    | StepKind::HeadLinearT
+                    | StepKind::LatentAttention { .. }
+                    | StepKind::AttnResMix { .. }
+                    | StepKind::Concat
+                    | StepKind::ExpertGather
+                    | StepKind::ExpertLinear { .. }
+                    | StepKind::ExpertGlu { .. }
+                    | StepKind::ExpertLut { .. }
+                    | StepKind::ExpertSum
+                    | StepKind::LutBuild { .. }
+            )
+    };
+    let ats: Vec<usize> = (0..steps.len()).filter(|at| is_few(&steps[*at])).collect();
+    if ats.is_empty() { None } else { Some(rng.pick(&ats)) }
 }
 
 /// Changes in the order of steps.
@@ -113,146 +155,64 @@ fn order(plan: &mut Plan, program: usize, at: usize, kind: &str, rng: &mut Rng) 
     Some(String::new())
 }
 
-/// Changes in one step.
-fn step(plan: &mut Plan, program: usize, at: usize, kind: &str, rng: &mut Rng) -> Option<String> {
-    let (n_weights, n_states) = (plan.weights.len(), plan.states.len());
-    let ports: Vec<u64> = plan.ports.iter().map(|it| it.offset).collect();
-    let tokens = plan.programs[program].tokens;
-    let step = &mut plan.programs[program].steps[at];
-    if kind == "attribute" {
-        return attribute(&mut step.kind, rng);
-    }
-    if kind == "tile" {
-        let was = step.tile;
-        let cols = step.writes[0].cols;
-        step.tile.rows = u32::try_from(1 + rng.below(20)).unwrap();
-        let can_cut = matches!(
-            step.kind,
-            StepKind::Linear { .. } | StepKind::Add | StepKind::Mul | StepKind::Glu { .. }
-        );
-        if can_cut && rng.below(2) == 0 {
-            step.tile.cols = if rng.below(2) == 0 { cols } else { 16 * was.cols.div_ceil(32) };
-        }
-        return Some(format!("{was:?} → {:?}", step.tile));
-    }
-    let is_write = kind == "nudge write" || (kind != "nudge read" && rng.below(3) == 0);
-    let slot = rng.below(if is_write { 1 } else { step.reads.len() });
-    let it: &mut Operand = if is_write { &mut step.writes[0] } else { &mut step.reads[slot] };
-    let was = *it;
-    let fits = match (kind, it.place) {
-        ("weight", Place::Weight(_)) => {
-            it.place = Place::Weight(u32::try_from(rng.below(n_weights)).unwrap());
-            true
-        }
-        ("state", Place::State(_)) => {
-            it.place = Place::State(u32::try_from(rng.below(n_states)).unwrap());
-            true
-        }
-        ("port", Place::Io(_)) => {
-            it.place = Place::Io(rng.pick(&ports));
-            true
-        }
-        ("weight" | "state" | "port", _) | (_, Place::Weight(_) | Place::State(_)) => false,
-        ("stride", _) => {
-            it.stride = rng.pick(&[
-                it.stride + 4,
-                it.stride + 64,
-                it.stride * 2,
-                it.stride - 4,
-                it.stride.next_multiple_of(256),
-            ]);
-            true
-        }
-        ("rows", _) => {
-            it.rows = rng.pick(&[
-                Rows::Tokens(1),
-                Rows::Tokens(2),
-                Rows::Want(1),
-                Rows::Fixed(1),
-                Rows::Fixed(tokens),
-            ]);
-            true
-        }
-        ("cols", _) => {
-            it.cols = rng.pick(&[it.cols * 2, it.cols / 2, it.cols + 16, it.cols.max(2) - 1]);
-            true
-        }
-        (_, Place::Scratch(offset) | Place::Io(offset)) => {
-            let by = rng.pick(&[4, 16, 64, 128, 512, 2048]);
-            let to = if rng.below(2) == 0 { offset + by } else { offset.saturating_sub(by) };
-            it.place = if matches!(it.place, Place::Io(_)) { Place::Io(to) } else { Place::Scratch(to) };
-            true
-        }
-    };
-    if fits { Some(format!("{was:?} → {it:?}")) } else { None }
-}
-
-fn attribute(kind: &mut StepKind, rng: &mut Rng) -> Option<String> {
-    let was = format!("{kind:?}");
+/// Changes in a loop over experts: what is in it, where it begins and ends, who meets there.
+fn loops(plan: &mut Plan, program: usize, kind: &str, rng: &mut Rng) -> Option<String> {
+    let n_banks = u32::try_from(plan.banks.len()).unwrap();
+    let steps = &mut plan.programs[program].steps;
+    let ats: Vec<usize> =
+        (0..steps.len()).filter(|at| matches!(steps[*at].kind, StepKind::ExpertWindow { .. })).collect();
+    let first = if ats.is_empty() { return None } else { rng.pick(&ats) };
+    let StepKind::ExpertWindow { bank, body } = steps[first].kind else { unreachable!("found above") };
+    let last = first + body as usize;
     match kind {
-        StepKind::Linear { act, .. } | StepKind::LinearGlu { act, .. } | StepKind::Glu { act, .. } => {
-            *act = rng.pick(Act::ALL)
+        "loop barrier" => {
+            let at = rng.pick(&[first, first + 1, last, last + 1]);
+            let step = steps.get_mut(at)?;
+            step.barrier = !step.barrier;
+            Some(format!("before #{at}"))
         }
-        StepKind::Unary { kind } => *kind = rng.pick(UnaryKind::ALL),
-        StepKind::RmsNorm { eps, .. } | StepKind::LayerNorm { eps, .. } => *eps *= 1.5,
-        StepKind::RopeAngles { freqs, .. } => {
-            let at = rng.below(freqs.len());
-            freqs[at] *= 1.001;
+        "split loop" => {
+            // Two loops, each over a part of the body.
+            let at = if body < 3 { return None } else { first + 2 + rng.below(body as usize - 2) };
+            let bodies = [at - first, last + 1 - at].map(|it| u32::try_from(it).unwrap());
+            let window = Step { barrier: true, ..steps[first].clone() };
+            let release = Step { barrier: true, ..steps[last].clone() };
+            steps[first].kind = StepKind::ExpertWindow { bank, body: bodies[0] };
+            steps[last].kind = StepKind::ExpertRelease { bank, body: bodies[1] };
+            steps[at].barrier = true;
+            let kind = StepKind::ExpertWindow { bank, body: bodies[1] };
+            steps.insert(at, Step { kind, ..window });
+            let kind = StepKind::ExpertRelease { bank, body: bodies[0] };
+            steps.insert(at, Step { kind, ..release });
+            Some(format!("before #{at}"))
         }
-        StepKind::Rope { style, .. } => *style = rng.pick(RopeStyle::ALL),
-        StepKind::Attention { scale, .. } => *scale *= 0.5,
-        StepKind::Add => *kind = StepKind::Mul,
-        StepKind::Mul => *kind = StepKind::Add,
-        StepKind::Argmax => *kind = StepKind::FiniteCheck,
-        StepKind::FiniteCheck => *kind = StepKind::Argmax,
-        StepKind::Embed | StepKind::QuantAct { .. } | StepKind::KvAppend | StepKind::SelectRows => {
-            return None;
-        }
-        other => unreachable!("the suite has no '{}'", other.name()),
-    }
-    Some(format!("{was} → {kind:?}"))
-}
-
-/// Changes in declarations and sizes.
-fn declaration(plan: &mut Plan, kind: &str, rng: &mut Rng) -> Option<String> {
-    let by = rng.pick(&[64, 128, 1024]);
-    let nudge = |offset: &mut u64, back: bool| {
-        let was = *offset;
-        *offset = if back { offset.saturating_sub(by) } else { *offset + by };
-        Some(format!("{was} → {offset}"))
-    };
-    let back = rng.below(2) == 0;
-    match kind {
-        "move port" => {
-            let at = rng.below(plan.ports.len());
-            nudge(&mut plan.ports[at].offset, back)
-        }
-        "move weight" => {
-            let at = rng.below(plan.weights.len());
-            nudge(&mut plan.weights[at].offset, back)
-        }
-        "move state" => {
-            let at = rng.below(plan.states.len());
-            nudge(&mut plan.states[at].offset, back)
-        }
-        "shrink scratch" => nudge(&mut plan.memory.scratch, true),
-        "shrink io" => nudge(&mut plan.memory.io, true),
-        "part" => {
-            let at = rng.below(plan.weights.len());
-            let parts = &mut plan.weights[at].parts;
-            let part = rng.below(parts.len());
-            if back && parts.len() > 1 {
-                parts.swap(0, part.max(1));
-                return Some(format!("weight {at}: order"));
+        "edge" => {
+            // The edge trades places with the step beside it; both ends are told.
+            let (at, other) = rng.pick(&[(first, first - 1), (first, first + 1), (last, last - 1), (last, last + 1)]);
+            if other == steps.len() {
+                return None;
             }
-            parts[part].offset = parts[part].offset.saturating_sub(4);
-            Some(format!("weight {at}: offset"))
+            steps.swap(at, other);
+            let (first, last) = if at == first { (other, last) } else { (first, other) };
+            let body = u32::try_from(last.checked_sub(first)?).unwrap();
+            steps[first].kind = StepKind::ExpertWindow { bank, body };
+            steps[last].kind = StepKind::ExpertRelease { bank, body };
+            for (i, step) in steps.iter_mut().enumerate() {
+                step.window = i > first && i < last;
+                step.barrier |= (first..=last + 1).contains(&i);
+            }
+            Some(format!("#{at} and #{other}"))
         }
         _ => {
-            let at = rng.below(plan.weights.len());
-            let it = &mut plan.weights[at];
-            it.packing = rng.pick(&waste_plan::Packing::ALL);
-            Some(format!("weight {at}: {:?}", it.packing))
+            let at = rng.pick(&[first, first + 1, last - 1, last, last + 1]);
+            let by = rng.below(2);
+            match steps.get_mut(at).map(|it| (&mut it.kind, &mut it.window))? {
+                (StepKind::ExpertWindow { bank, body } | StepKind::ExpertRelease { bank, body }, _) => {
+                    if by == 0 { *body += 1 } else { *bank = (*bank + 1) % n_banks.max(2) }
+                }
+                (_, window) => *window = !*window,
+            }
+            Some(format!("at #{at}"))
         }
     }
 }
@@ -260,10 +220,10 @@ fn declaration(plan: &mut Plan, kind: &str, rng: &mut Rng) -> Option<String> {
 /// Moves or swaps whole buffers: every operand that begins in a range of scratch.
 fn buffers(plan: &mut Plan, program: usize, kind: &str, rng: &mut Rng) -> Option<String> {
     let steps = &mut plan.programs[program].steps;
-    let starts: Vec<u64> = steps
-        .iter()
-        .filter_map(|it| if let Place::Scratch(offset) = it.writes[0].place { Some(offset) } else { None })
-        .collect();
+    let place = |it: &waste_plan::schema::Operand| {
+        if let Place::Scratch(offset) = it.place { Some(offset) } else { None }
+    };
+    let starts: Vec<u64> = steps.iter().flat_map(|it| &it.writes).filter_map(place).collect();
     let (from, to) = (rng.pick(&starts), rng.pick(&starts));
     // The steps over which the change lasts: a whole life of a buffer at best, a part of one at worst.
     let first = rng.below(steps.len());

@@ -4,53 +4,53 @@
 //! adversarial order; a barrier is the only thing that orders them, so a vector clock is the number of barriers passed, and
 //! two accesses of the same unit race if they fall between the same barriers, on two threads, one of them writing.
 //!
-//! Harm is: outputs or states that differ from the graph's, a race, a write to an input or weight, an index that is none, an access
-//! outside the stated memory or its operand, operands that no kernel takes, a tile that cuts a group, or a step that does again what was done. It shares no code with the checker, nor with `validate`.
+//! A recurrent state has two halves a row, of which one is accepted: reading takes that one, writing goes to the other.
+//!
+//! Harm is: outputs or states that differ from the graph's, a race, a write to an input, a weight or an accepted half, an index that is
+//! none, an access outside the stated memory or its operand, a record that is not there, operands that no kernel takes, a tile
+//! that cuts a group, or a step that does again what was done. It shares no code with the checker, nor with `validate` or the runtime.
+//!
+//! | file | has |
+//! |---|---|
+//! | `memory` | units and threads |
+//! | `shadow_operands` | reading |
+//! | `shadow_rules` | operands and tiles that kernels take |
+//! | `shadow_loops` | windows over expert records |
+//! | `targets`, `element` | what a tile makes of what |
 
 use std::collections::HashMap;
+use std::ops::Range;
 
-use waste_plan::schema::{Operand, Place, Plan, Port, Program, Rows, Step};
+use waste_plan::schema::{Operand, Place, Plan, Port, Program, Rows, State, StateKind, Step};
 
-use super::ideal::{Call, Outcome, input_tag};
-use super::kernels::{Family, Kernel, Operands, element, mix, name};
+use super::element::element;
+use super::ideal::{Call, Outcome, input_tag, state_width};
+use super::kernels::{Family, Kernel, LINE, Operands, mix, name};
+use super::memory::{Element, Memory, Now, THREADS, Unit, memory};
+use super::of_step;
+use super::shadow_loops::Windows;
+use super::shadow_operands::ShadowOperands;
+use super::targets::{Target, targets};
 
-/// Threads of the shadow.
-pub(crate) const THREADS: usize = 3;
-
-#[derive(Clone, Copy)]
-struct Unit {
-    tag: u64,
-    /// Barriers passed when it was last written, and by which thread.
-    written: (u32, usize),
-    /// Barriers passed when each thread last read it.
-    read: [u32; THREADS],
-    /// The step that last read it, and the element of the result that it did so for.
-    reader: Element,
-}
-
-/// A step (from 1) and an element of its result; heads of a rotation count as one element.
-type Element = (usize, u64, u64);
-
-type Memory = Vec<Unit>;
-
-struct Shadow<'p> {
-    plan: &'p Plan,
-    call: Call,
-    scratch: Memory,
-    io: Memory,
+pub(super) struct Shadow<'p> {
+    pub(super) plan: &'p Plan,
+    pub(super) call: Call,
+    pub(super) scratch: Memory,
+    pub(super) io: Memory,
     is_input: Vec<bool>,
-    caches: Vec<Memory>,
+    /// Vectors of caches; of recurrent states both halves of each row, each the columns that are computed apart.
+    pub(super) states: Vec<Memory>,
     /// A hash of each weight.
-    weights: &'p [u64],
-    /// What the tags of inputs stand for.
-    numbers: HashMap<u64, u64>,
-    barriers: u32,
-    thread: usize,
+    pub(super) weights: &'p [u64],
+    /// What tags stand for.
+    pub(super) numbers: HashMap<u64, u64>,
+    pub(super) windows: Windows,
+    pub(super) now: Now,
     /// The element that is being computed or written.
-    element: Element,
+    pub(super) element: Element,
     /// Units that the current step gave another content.
     news: usize,
-    harm: Option<String>,
+    pub(super) harm: Option<String>,
 }
 
 /// The first harm of running program `program`, whose graph leaves `ideal` behind. `order` varies who takes which tile.
@@ -63,12 +63,21 @@ pub(crate) fn harm(
     order: u32,
 ) -> Option<String> {
     let mut shadow = Shadow::new(plan, weights, call);
-    for (i, step) in program.steps.iter().enumerate() {
-        shadow.barriers += u32::from(step.barrier);
-        shadow.step(i, step, order);
-        if shadow.harm.is_some() {
-            return shadow.harm.map(|it| format!("step #{i}: {it}"));
+    let (mut at, mut fuel) = (0, 16 * program.steps.len());
+    while let Some(step) = program.steps.get(at) {
+        shadow.now.barriers += u32::from(step.barrier);
+        let next = match step.kind.moves_experts() {
+            true => shadow.moves(&program.steps, at, order),
+            false => shadow.step(at, step, order),
+        };
+        fuel -= 1;
+        if fuel == 0 {
+            shadow.blame("a loop without an end");
         }
+        if shadow.harm.is_some() {
+            return shadow.harm.map(|it| format!("step #{at}: {it}"));
+        }
+        at = next;
     }
     shadow.compare(ideal);
     shadow.harm
@@ -96,12 +105,24 @@ pub(crate) fn misplaced(plan: &Plan) -> Option<String> {
     None
 }
 
-fn fresh(tag: u64) -> Unit {
-    Unit { tag, written: (0, 0), read: [0; THREADS], reader: (0, 0, 0) }
-}
-
-fn memory(bytes: u64, what: &str) -> Memory {
-    (0..bytes / 4).map(|i| fresh(mix(name(what), i))).collect()
+/// The accepted part of each row is what the graph begins with, the other half of it something older.
+fn state_memory(it: &State, call: Call) -> Memory {
+    let tag = |i: u64| Unit::fresh(mix(name(&it.name), i));
+    let rows = u64::from(it.shape[0]);
+    match it.kind {
+        StateKind::Recurrent => {
+            let width = state_width(it.shape);
+            let stale = |i: u64| Unit::fresh(mix(name("stale"), mix(name(&it.name), i)));
+            let half = |row: u64, half: u64| {
+                let is_accepted = call.half(row) == half;
+                (row * width..(row + 1) * width).map(move |i| if is_accepted { tag(i) } else { stale(i) })
+            };
+            (0..2 * rows).flat_map(|it| half(it / 2, it % 2)).collect()
+        }
+        StateKind::Keys | StateKind::Values => {
+            (0..rows * u64::from(it.shape[1]) * u64::from(it.shape[2])).map(tag).collect()
+        }
+    }
 }
 
 impl<'p> Shadow<'p> {
@@ -118,37 +139,33 @@ impl<'p> Shadow<'p> {
                 is_input[at] = true;
                 if i < n {
                     let tag = input_tag(port.name.name(), i);
-                    io[at] = fresh(tag);
+                    io[at] = Unit::fresh(tag);
                     numbers.insert(tag, call.input(port.name.name(), i));
                 }
             }
         }
-        let cache = |it: &waste_plan::schema::State| {
-            let n: u64 = it.shape[..3].iter().map(|it| u64::from(*it)).product();
-            (0..n).map(|i| fresh(mix(name(&it.name), i))).collect()
-        };
         Self {
             plan,
             call,
             scratch: memory(plan.memory.scratch, "unset scratch"),
             io,
             is_input,
-            caches: plan.states.iter().map(cache).collect(),
+            states: plan.states.iter().map(|it| state_memory(it, call)).collect(),
             weights,
             numbers,
-            barriers: 1,
-            thread: 0,
+            windows: Windows::new(),
+            now: Now { barriers: 1, thread: 0 },
             element: (0, 0, 0),
             news: 0,
             harm: None,
         }
     }
 
-    fn blame(&mut self, what: impl Into<String>) {
+    pub(super) fn blame(&mut self, what: impl Into<String>) {
         self.harm.get_or_insert_with(|| what.into());
     }
 
-    fn rows(&self, rows: Rows) -> u64 {
+    pub(super) fn rows(&self, rows: Rows) -> u64 {
         match rows {
             Rows::Fixed(n) => u64::from(n),
             Rows::Tokens(n) => u64::from(n) * self.call.tokens,
@@ -156,95 +173,91 @@ impl<'p> Shadow<'p> {
         }
     }
 
-    fn step(&mut self, index: usize, step: &Step, order: u32) {
-        let [y] = &step.writes[..] else { return self.blame("not one result") };
-        let kernel = Kernel::of_step(&step.kind, y);
-        let is_append = kernel.family == Family::Append;
-        let (rows, cols) = match (is_append, y.place) {
-            (true, Place::State(id)) => match self.plan.states.get(id as usize) {
-                Some(state) => (self.call.tokens, u64::from(state.shape[2])),
-                None => return self.blame("no such state"),
-            },
-            (false, Place::Scratch(_) | Place::Io(_)) => (self.rows(y.rows), units(y)),
-            _ => return self.blame("writes where it may not"),
-        };
-        let unit = if y.dtype.fx().is_some() { 128 } else { 16 };
-        let is_whole = step.tile.cols >= y.cols || is_append;
-        let cuts_columns = matches!(kernel.family, Family::Product | Family::Attention);
-        if !is_whole && !cuts_columns {
-            return self.blame("a step of whole rows cut across them: each tile would do all of the row");
-        }
-        if !is_whole && kernel.family == Family::Product && !step.tile.cols.is_multiple_of(unit) {
-            return self.blame("tiles that cut a group or a line of lanes");
-        }
-        // Quantised rows and reductions are never cut.
-        let is_cut = y.dtype.fx().is_none() && !is_append && u64::from(y.cols) == cols;
-        let tile_cols = if is_cut { u64::from(step.tile.cols).max(1) } else { cols.max(1) };
-        let tile_rows = u64::from(step.tile.rows).max(1);
-        let mut tile = 0;
-        self.news = 0;
+    /// Carries out step `index`, which computes; returns the one that follows.
+    fn step(&mut self, index: usize, step: &Step, order: u32) -> usize {
         self.element.0 = index + 1;
-        self.shapes(step, y, &kernel);
-        for row in (0..rows).step_by(usize::try_from(tile_rows).unwrap()) {
-            for col in (0..cols).step_by(usize::try_from(tile_cols).unwrap()) {
+        if step.writes.is_empty() {
+            self.blame("no result");
+            return index + 1;
+        }
+        let kernel = of_step::kernel(step);
+        self.rules(step, &kernel);
+        let y = &step.writes[0];
+        let (rows, units) = match kernel.family {
+            Family::Append => (self.call.tokens, self.heads_of(y)),
+            _ => (self.rows(y.rows), units(y)),
+        };
+        let (rows, cols) = kernel.extent(rows, units);
+        let rows = if step.window { self.covered(&kernel, rows) } else { 0..rows };
+        // Quantised rows and appended vectors are never cut.
+        let is_cut = y.dtype.fx().is_none() && kernel.family != Family::Append;
+        let tile_cols = match (is_cut, kernel.family) {
+            (true, Family::Tables) => u64::from(step.tile.cols).div_ceil(256) * kernel.head,
+            (true, _) => u64::from(step.tile.cols),
+            (false, _) => cols,
+        };
+        let tile_rows = usize::try_from(step.tile.rows).unwrap().max(1);
+        let tile_cols = usize::try_from(tile_cols).unwrap().max(1);
+        self.news = 0;
+        let is_empty = rows.is_empty();
+        let mut tile = 0;
+        for row in rows.clone().step_by(tile_rows) {
+            for col in (0..cols).step_by(tile_cols) {
                 let digit = index / THREADS.pow(order);
-                self.thread = (digit + tile) % THREADS;
+                self.now.thread = (digit + tile) % THREADS;
                 tile += 1;
-                let ends = (rows.min(row + tile_rows), cols.min(col + tile_cols));
-                self.tile(step, &kernel, y, (row..ends.0, col..ends.1));
+                let ends = (rows.end.min(row + tile_rows as u64), cols.min(col + tile_cols as u64));
+                self.tile(step, &kernel, row..ends.0, &(col..ends.1));
                 if self.harm.is_some() {
-                    return;
+                    return index + 1;
                 }
             }
         }
-        if self.news == 0 {
+        if self.news == 0 && !is_empty {
             self.blame("does again what was done");
         }
+        index + 1
     }
 
     /// Reads all that a tile depends on, then writes it.
-    fn tile(
-        &mut self,
-        step: &Step,
-        kernel: &Kernel,
-        y: &Operand,
-        (rows, cols): (std::ops::Range<u64>, std::ops::Range<u64>),
-    ) {
+    fn tile(&mut self, step: &Step, kernel: &Kernel, rows: Range<u64>, cols: &Range<u64>) {
         let mut results = Vec::new();
-        let group = if kernel.family == Family::Rope { kernel.head } else { 1 };
-        for row in rows {
-            let mut x = ShadowOperands { shadow: self, step, memo: HashMap::new() };
-            for col in cols.clone() {
-                x.shadow.element = (x.shadow.element.0, row, col / group);
-                let target = match y.place {
-                    Place::State(_) => (x.number(1, row), x.number(2, row)),
-                    Place::Scratch(_) | Place::Io(_) | Place::Weight(_) => (0, 0),
-                };
-                results.push((row, col, target, element(kernel, &mut x, row, col)));
+        let mut x = ShadowOperands { shadow: self, step, memo: HashMap::new() };
+        let mut last_row = None;
+        for it in targets(kernel, &mut x, rows, cols) {
+            // Who reads a unit matters where the result may lie over it: there a row is read for itself alone.
+            if !step.kind.in_place().is_empty() && last_row.replace(it.row) != Some(it.row) {
+                x.memo.clear();
+            }
+            x.shadow.element = x.shadow.element_of(kernel, it);
+            let place = match kernel.family {
+                Family::Append => (x.number(1, it.row, 0), x.number(2, it.row, 0)),
+                _ => (it.row, 0),
+            };
+            results.push((it, place, element(kernel, &mut x, it)));
+            if x.shadow.harm.is_some() {
+                return;
             }
         }
-        for (row, col, (sequence, pos), tag) in results {
-            self.element = (self.element.0, row, col / group);
+        for (it, place, tag) in results {
+            self.element = self.element_of(kernel, it);
+            let Some(y) = step.writes.get(it.result) else { return self.blame("too few results") };
             match y.place {
-                Place::State(id) => {
-                    if let Some(at) = self.vector(id, sequence, pos, col) {
-                        self.news += usize::from(self.caches[id as usize][at].tag != tag);
-                        touch_write(
-                            &mut self.caches[id as usize][at],
-                            tag,
-                            self.barriers,
-                            self.thread,
-                            &mut self.harm,
-                        );
-                    }
+                Place::State(id) => self.write_state(id, place, it.col, tag),
+                Place::Scratch(_) | Place::Io(_) | Place::Weight(_) if kernel.family == Family::Tables => {
+                    (0..LINE).for_each(|i| self.write(y, it.row, it.col * LINE + i, mix(tag, i)));
                 }
-                Place::Scratch(_) | Place::Io(_) | Place::Weight(_) => self.write(y, row, col, tag),
+                Place::Scratch(_) | Place::Io(_) | Place::Weight(_) => self.write(y, it.row, it.col, tag),
             }
         }
     }
 
+    fn element_of(&self, kernel: &Kernel, it: Target) -> Element {
+        (self.element.0, it.row + ((it.result as u64) << 48), it.col / kernel.group())
+    }
+
     /// Index of a unit of an operand in its space, which must be scratch or io.
-    fn unit(&mut self, it: &Operand, row: u64, col: u64) -> Option<usize> {
+    pub(super) fn unit(&mut self, it: &Operand, row: u64, col: u64) -> Option<usize> {
         let (Place::Scratch(offset) | Place::Io(offset)) = it.place else {
             self.blame("an operand that is no activation");
             return None;
@@ -274,63 +287,36 @@ impl<'p> Shadow<'p> {
             self.harm
                 .get_or_insert_with(|| "writes over what another element of the result is made of".into());
         }
-        touch_write(unit, tag, self.barriers, self.thread, &mut self.harm);
+        let harm = unit.write(tag, self.now);
+        self.note_harm(harm);
     }
 
-    fn read(&mut self, x: &Operand, row: u64, col: u64) -> u64 {
-        let Some(at) = self.unit(x, row, col) else { return 0 };
-        let unit = if matches!(x.place, Place::Io(_)) { &mut self.io[at] } else { &mut self.scratch[at] };
-        unit.reader = self.element;
-        touch_read(unit, self.barriers, self.thread, &mut self.harm)
-    }
-
-    /// Kernels take operands of equal rows, and of equal columns where they work element by element.
-    fn shapes(&mut self, step: &Step, y: &Operand, kernel: &Kernel) {
-        let is_append = kernel.family == Family::Append;
-        let rows = if is_append { self.call.tokens } else { self.rows(y.rows) };
-        for (slot, x) in step.reads.iter().enumerate() {
-            if matches!(x.place, Place::Weight(_) | Place::State(_)) {
-                continue;
-            }
-            let rows = if kernel.family == Family::Select && slot == 0 { self.call.tokens } else { rows };
-            let is_same_width = match kernel.family {
-                Family::Elementwise | Family::Select | Family::Rope => {
-                    x.cols == y.cols || (slot == 1 && kernel.is_indexed())
-                }
-                Family::Product => slot == 0 || x.cols == y.cols,
-                Family::Embed | Family::Angles => x.cols == 1,
-                Family::Append if slot == 0 => u64::from(x.cols) == u64::from(y.cols) * self.heads_of(y),
-                Family::Append | Family::Attention => slot == 0 || x.cols == 1,
-                Family::Row => true,
-            };
-            let row_bytes = x.dtype.row_bytes(x.cols.into()).unwrap_or(u64::MAX);
-            if self.rows(x.rows) != rows || !is_same_width || x.stride < row_bytes {
-                self.blame(format!("read {slot} has rows or columns that the kernel does not take"));
-            }
+    /// A vector of a cache at a row and position, or an element of the half of a recurrent row that is not accepted.
+    fn write_state(&mut self, id: u32, (row, pos): (u64, u64), col: u64, tag: u64) {
+        let is_recurrent = self.plan.states.get(id as usize).is_some_and(|it| it.kind == StateKind::Recurrent);
+        let at = match is_recurrent {
+            true => self.recurrent(id, row, 1 - self.call.half(row), col),
+            false => self.vector(id, row, pos, col),
+        };
+        if let Some(at) = at {
+            let unit = &mut self.states[id as usize][at];
+            self.news += usize::from(unit.tag != tag);
+            let harm = unit.write(tag, self.now);
+            self.note_harm(harm);
         }
     }
 
-    /// Heads of the cache that an operand is.
-    fn heads_of(&self, it: &Operand) -> u64 {
-        match it.place {
-            Place::State(id) => self.plan.states.get(id as usize).map_or(1, |it| it.shape[2].into()),
-            Place::Scratch(_) | Place::Io(_) | Place::Weight(_) => 1,
+    pub(super) fn note_harm(&mut self, harm: Option<&'static str>) {
+        if let Some(harm) = harm {
+            self.blame(harm);
         }
-    }
-
-    /// Index of a cached vector.
-    fn vector(&mut self, id: u32, row: u64, pos: u64, head: u64) -> Option<usize> {
-        let shape = self.plan.states.get(id as usize).map(|it| it.shape.map(u64::from));
-        let at = shape.filter(|it| row < it[0] && pos < it[1] && head < it[2]);
-        let at = at.and_then(|it| usize::try_from((row * it[1] + pos) * it[2] + head).ok());
-        if at.is_none() {
-            self.blame("a vector outside its cache");
-        }
-        at
     }
 
     /// Outputs are where the ports say, states hold what they should.
     fn compare(&mut self, ideal: &Outcome) {
+        if self.windows.is_open() {
+            return self.blame("a window that stays open");
+        }
         for (name, rows) in &ideal.outputs {
             let Some(port) = self.plan.ports.iter().find(|it| it.name.name() == name) else {
                 return self.blame(format!("no port '{name}'"));
@@ -345,120 +331,61 @@ impl<'p> Shadow<'p> {
         }
         for (name, vectors) in &ideal.states {
             let at = self.plan.states.iter().position(|it| it.name == *name);
-            let found = at.map(|it| self.caches[it].iter().map(|it| it.tag).collect::<Vec<_>>());
+            let found = at.map(|it| self.left_behind(it));
             if found.as_ref() != Some(vectors) {
                 return self.blame(format!("state '{name}' is not what the graph leaves"));
+            }
+        }
+        self.accepted_halves();
+    }
+
+    /// What a state holds for the next call: of a recurrent one the new halves of the rows that have tokens in this call.
+    fn left_behind(&self, at: usize) -> Vec<u64> {
+        let (it, memory) = (&self.plan.states[at], &self.states[at]);
+        if it.kind != StateKind::Recurrent {
+            return memory.iter().map(|it| it.tag).collect();
+        }
+        let width = usize::try_from(state_width(it.shape)).unwrap();
+        let half = |row: u64| if row < self.call.rows { 1 - self.call.half(row) } else { self.call.half(row) };
+        let halves = (0..u64::from(it.shape[0])).map(|row| usize::try_from(2 * row + half(row)).unwrap());
+        halves.flat_map(|at| &memory[at * width..(at + 1) * width]).map(|it| it.tag).collect()
+    }
+
+    /// A call that fails must leave what was accepted as it was.
+    fn accepted_halves(&mut self) {
+        for (state, memory) in self.plan.states.iter().zip(&self.states) {
+            let before = state_memory(state, self.call);
+            let width = usize::try_from(state_width(state.shape)).unwrap();
+            let rows = if state.kind == StateKind::Recurrent { u64::from(state.shape[0]) } else { 0 };
+            for row in 0..rows {
+                let at = usize::try_from(2 * row + self.call.half(row)).unwrap() * width;
+                let same = memory[at..at + width].iter().map(|it| it.tag);
+                if !same.eq(before[at..at + width].iter().map(|it| it.tag)) {
+                    return self.blame(format!("writes the accepted half of '{}'", state.name));
+                }
             }
         }
     }
 }
 
-fn touch_write(unit: &mut Unit, tag: u64, barriers: u32, thread: usize, harm: &mut Option<String>) {
-    let (when, who) = unit.written;
-    if when == barriers && who != thread {
-        harm.get_or_insert_with(|| "two threads write the same bytes".into());
-    }
-    if (0..THREADS).any(|it| it != thread && unit.read[it] == barriers) {
-        harm.get_or_insert_with(|| "writes what another thread is reading".into());
-    }
-    unit.tag = tag;
-    unit.written = (barriers, thread);
-}
-
-fn touch_read(unit: &mut Unit, barriers: u32, thread: usize, harm: &mut Option<String>) -> u64 {
-    let (when, who) = unit.written;
-    if when == barriers && who != thread {
-        harm.get_or_insert_with(|| "reads what another thread is writing".into());
-    }
-    unit.read[thread] = barriers;
-    unit.tag
-}
-
 /// Units of four bytes in a row.
-fn units(it: &Operand) -> u64 {
+pub(super) fn units(it: &Operand) -> u64 {
     it.dtype.row_bytes(u64::from(it.cols)).unwrap_or(0) / 4
-}
-
-struct ShadowOperands<'s, 'p> {
-    shadow: &'s mut Shadow<'p>,
-    step: &'s Step,
-    memo: HashMap<(usize, u64, u64, u64), u64>,
-}
-
-impl ShadowOperands<'_, '_> {
-    fn operand(&mut self, slot: usize) -> Option<Operand> {
-        let it = self.step.reads.get(slot).copied();
-        if it.is_none() {
-            self.shadow.blame("too few operands");
-        }
-        it
-    }
-}
-
-impl Operands for ShadowOperands<'_, '_> {
-    fn row(&mut self, slot: usize, row: u64, from: u64, to: u64) -> u64 {
-        let Some(it) = self.operand(slot) else { return 0 };
-        if let Place::Weight(id) = it.place {
-            return self.shadow.weights.get(id as usize).copied().unwrap_or(0);
-        }
-        if let Some(hash) = self.memo.get(&(slot, row, from, to)) {
-            return *hash;
-        }
-        let hash = (from..to).fold(0, |hash, col| mix(hash, self.shadow.read(&it, row, col)));
-        self.memo.insert((slot, row, from, to), hash);
-        hash
-    }
-    fn cols(&self, slot: usize) -> u64 {
-        let it = self.step.reads.get(slot).filter(|it| !matches!(it.place, Place::Weight(_)));
-        it.map_or(0, units)
-    }
-    fn width(&self, slot: usize) -> u64 {
-        self.step.reads.get(slot).map_or(0, |it| it.cols.into())
-    }
-    fn number(&mut self, slot: usize, row: u64) -> u64 {
-        let Some(it) = self.operand(slot) else { return 0 };
-        let tag = self.shadow.read(&it, row, 0);
-        let number = self.shadow.numbers.get(&tag).copied();
-        if number.is_none() {
-            self.shadow.blame("follows an index that is none");
-        }
-        number.unwrap_or(0)
-    }
-    fn cached(&mut self, slot: usize, row: u64, pos: u64, head: u64) -> u64 {
-        let Some(Operand { place: Place::State(id), .. }) = self.operand(slot) else {
-            self.shadow.blame("a cache that is none");
-            return 0;
-        };
-        // Slots of activations and of caches differ, so the two kinds of keys do too.
-        let key = (slot, row, pos, head);
-        if let Some(hash) = self.memo.get(&key) {
-            return *hash;
-        }
-        let mut hash = 0;
-        for at in 0..=pos {
-            let Some(at) = self.shadow.vector(id, row, at, head) else { return 0 };
-            let Shadow { caches, barriers, thread, harm, .. } = &mut *self.shadow;
-            hash = mix(hash, touch_read(&mut caches[id as usize][at], *barriers, *thread, harm));
-        }
-        self.memo.insert(key, hash);
-        hash
-    }
-    fn heads(&self, slot: usize) -> u64 {
-        self.step.reads.get(slot).map_or(1, |it| self.shadow.heads_of(it))
-    }
-    fn len(&self) -> usize {
-        self.step.reads.len()
-    }
 }
 
 /// A hash of what each weight is, in the words of the ideal executor.
 pub(crate) fn weight_tags(plan: &Plan) -> Vec<u64> {
     let tag = |it: &waste_plan::schema::Weight| {
-        let mut text =
-            format!("{} {} {} {} {}", it.name, it.dtype.name(), it.rows, it.cols, it.packing.name());
+        let size = format!("{} {} {} {}", it.dtype.name(), it.bank, it.rows, it.cols);
+        let mut text = format!("{} {size} {}", it.name, it.packing.name());
         for part in &it.parts {
             let (source, offset, stored) = (part.source, part.offset, part.stored.name());
             text.push_str(&format!(" {source} {offset} {stored} {} {}", part.rows, part.transposed));
+        }
+        if let Some(at) = it.records {
+            let bank = plan.banks.get(at.bank as usize).map(|it| (it.source, it.offset, it.bytes));
+            let (source, first, stride) = bank.unwrap_or_default();
+            text.push_str(&format!(" {source} {first} {stride} {} {}", at.indices, at.scales));
         }
         name(&text)
     };

@@ -1,5 +1,7 @@
 //! Pairs of tokens and experts in plain loops.
 
+use std::rc::Rc;
+
 use super::Tensor;
 use super::math::{Res, activate, add_scaled, dot};
 use crate::attrs::Act;
@@ -17,10 +19,10 @@ impl<'a> Pairs<'a> {
     }
 
     /// Experts with their pairs.
-    fn groups(&self) -> impl Iterator<Item = (usize, std::ops::Range<usize>)> + '_ {
+    fn groups(&self) -> impl Iterator<Item = (i32, std::ops::Range<usize>)> + '_ {
         let at = |it: i32| usize::try_from(it).unwrap_or(0);
         let starts = self.groups.chunks_exact(2).zip(self.groups[2..].chunks_exact(2));
-        starts.map(move |(this, next)| (at(this[0]), at(this[1])..at(next[1])))
+        starts.map(move |(this, next)| (this[0], at(this[1])..at(next[1])))
     }
 
     /// The row of x for pair `p` if x has `rows` rows.
@@ -63,17 +65,23 @@ pub(super) fn gather(x: &Tensor, order: &[i32]) -> Tensor {
     Tensor::matrix(x.cols(), data)
 }
 
-pub(super) fn linear(x: &Tensor, bank: &Tensor, pairs: &Pairs<'_>, act: Act) -> Tensor {
-    let (n, k) = (bank.shape[1], bank.shape[2]);
+/// y[p] = act(x[p] · wᵀ), w the matrix of n rows that `matrix` gives for the expert of pair p.
+pub(super) fn linear<E>(
+    x: &Tensor,
+    n: usize,
+    pairs: &Pairs<'_>,
+    act: Act,
+    mut matrix: impl FnMut(i32) -> Result<Rc<Tensor>, E>,
+) -> Result<Tensor, E> {
     let (rows, mut out) = (x.rows().len(), vec![0.0; pairs.order.len() * n]);
-    for (expert, group) in pairs.groups() {
+    for (expert, group) in pairs.groups().filter(|it| !it.1.is_empty()) {
+        let w = matrix(expert)?;
         for p in group {
             let x = x.row(pairs.row(p, rows)).unwrap_or(&[]);
-            let w = bank.f64s()[expert * n * k..][..n * k].chunks_exact(k);
-            out[p * n..][..n].iter_mut().zip(w).for_each(|(y, w)| *y = activate(act, dot(x, w)));
+            out[p * n..][..n].iter_mut().zip(w.rows()).for_each(|(y, w)| *y = activate(act, dot(x, w)));
         }
     }
-    Tensor::matrix(n, out)
+    Ok(Tensor::matrix(n, out))
 }
 
 pub(super) fn sum(x: &Tensor, weights: &Tensor, order: &[i32], slots: &[i32]) -> Tensor {

@@ -29,7 +29,7 @@ use crate::types::{Dim, SymId, TensorType};
 use crate::verify::Verified;
 
 pub use tensor::{Data, Tensor};
-pub use weights::{ReadBytes, WeightSource, decode_matrix, decode_weight};
+pub use weights::{MatrixSource, ReadBytes, WeightSource, decode_matrix, decode_weight};
 
 /// Why a call failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -88,6 +88,7 @@ impl Inputs {
 pub struct Interp<'m> {
     module: &'m Module,
     source: &'m WeightSource<'m>,
+    matrices: Option<&'m MatrixSource<'m>>,
     weights: HashMap<WeightId, Rc<Tensor>>,
     states: SecondaryMap<StateId, Vec<f64>>,
 }
@@ -103,7 +104,15 @@ impl<'m> Interp<'m> {
     #[must_use]
     pub fn new(module: Verified<'m>, source: &'m WeightSource<'m>) -> Self {
         let states = SecondaryMap::new(Vec::new());
-        Self { module: module.module(), source, weights: HashMap::new(), states }
+        Self { module: module.module(), source, matrices: None, weights: HashMap::new(), states }
+    }
+
+    /// The same evaluator, which asks `matrices` for each matrix of an expert when it is used, and keeps none: for banks that do not fit
+    /// in memory.
+    #[must_use]
+    pub const fn with_matrices(mut self, matrices: &'m MatrixSource<'m>) -> Self {
+        self.matrices = Some(matrices);
+        self
     }
 
     /// Runs a graph: its outputs by name, but for states, which stay inside.
@@ -219,6 +228,21 @@ impl Frame<'_, '_> {
 
     fn optional(&mut self, op: OpId, slot: usize) -> Result<Option<Rc<Tensor>>, InterpError> {
         self.graph.ops[op].optional(slot).map(|it| self.value(it)).transpose()
+    }
+
+    /// Matrix `e` of the bank in operand `slot`.
+    fn matrix(&mut self, op: OpId, slot: usize, e: i32) -> Result<Rc<Tensor>, InterpError> {
+        let value = self.graph.ops[op].operand(slot);
+        let (Some(matrices), Some(id), Ok(at)) =
+            (self.interp.matrices, self.graph.weight(value), u32::try_from(e))
+        else {
+            let bank = self.value(value)?;
+            return math::bank_slice(&bank, &[e]).map(Rc::new).map_err(|message| self.error(op, message));
+        };
+        let name = &self.interp.module.weights[id].name;
+        let data = matrices(id, at).map_err(|message| InterpError::Weight { name: name.clone(), message })?;
+        let k = self.graph.ty(value).shape.cols().expect("verified: rule 3") as usize;
+        Ok(Rc::new(Tensor::matrix(k, data)))
     }
 
     fn error(&self, op: OpId, message: String) -> InterpError {

@@ -3,8 +3,8 @@
 use std::rc::Rc;
 
 use super::math::{
-    Res, Routing, add_scaled, argmax, bank_slice, dot, gated, gather, layer_norm, linear, map, matmul,
-    per_row, rms_norm, rope, rope_angles, rope_frequencies, route_top_k, softmax, unary, zip,
+    Res, Routing, add_scaled, argmax, dot, gated, gather, layer_norm, linear, map, matmul, per_row, rms_norm,
+    rope, rope_angles, rope_frequencies, route_top_k, softmax, unary, zip,
 };
 use super::{Frame, InterpError, Tensor, experts, hybrid};
 use crate::attrs::Act;
@@ -34,6 +34,19 @@ impl Frame<'_, '_> {
             Op::LatentAttention { scale } => vec![self.latent_attention(id, f64::from(scale))?],
             Op::ShortConv { act } => vec![self.short_conv(id, act)?],
             Op::KdaStep {} => vec![self.kda_step(id)?],
+            Op::BankSlice {} => {
+                let expert = self.operand(id, 1)?.i32s().first().copied();
+                let matrix = self.matrix(id, 0, expert.unwrap_or(-1))?;
+                vec![Rc::unwrap_or_clone(matrix)]
+            }
+            Op::ExpertLinear { act, gather } => vec![self.expert_product(id, (1, 2), gather, act)?],
+            Op::ExpertLut { gather } => vec![self.expert_product(id, (1, 2), gather, Act::None)?],
+            Op::ExpertGlu { act, gather, beta, linear, .. } => {
+                let gate = self.expert_product(id, (1, 3), gather, Act::None)?;
+                let up = self.expert_product(id, (2, 3), gather, Act::None)?;
+                let y = zip(&gate, &up, gated(act, beta, linear));
+                vec![y.map_err(|message| self.error(id, message))?]
+            }
             Op::ExpertSort { experts } => {
                 let sorted = experts::sort(&*self.operand(id, 0)?, experts);
                 sorted.map_err(|message| self.error(id, message))?.into()
@@ -110,25 +123,7 @@ impl Frame<'_, '_> {
             Op::Reshape { cols } => Ok(Tensor::matrix(*cols as usize, x.f64s().to_vec())),
             Op::Argmax {} => Ok(per_row(&x, argmax)),
             Op::FiniteCheck {} => Ok(per_row(&x, |row| i32::from(row.iter().all(|it| it.is_finite())))),
-            Op::BankSlice {} => bank_slice(&x, second(&y).i32s()),
             Op::ExpertGather {} => Ok(experts::gather(&x, second(&y).i32s())),
-            Op::ExpertLinear { act, gather } => {
-                let (order, groups) = (self.operand(id, 2)?, self.operand(id, 3)?);
-                let pairs = experts::Pairs::new(order.i32s(), groups.i32s(), *gather);
-                Ok(experts::linear(&x, second(&y), &pairs, *act))
-            }
-            Op::ExpertLut { gather } => {
-                let (order, groups) = (self.operand(id, 2)?, self.operand(id, 3)?);
-                let pairs = experts::Pairs::new(order.i32s(), groups.i32s(), *gather);
-                Ok(experts::linear(&x, second(&y), &pairs, Act::None))
-            }
-            Op::ExpertGlu { act, gather, beta, linear, .. } => {
-                let (up, order, groups) = (self.operand(id, 2)?, self.operand(id, 3)?, self.operand(id, 4)?);
-                let pairs = experts::Pairs::new(order.i32s(), groups.i32s(), *gather);
-                let gate = experts::linear(&x, second(&y), &pairs, Act::None);
-                let up = experts::linear(&x, &up, &pairs, Act::None);
-                zip(&gate, &up, gated(*act, *beta, *linear))
-            }
             Op::ExpertSum {} => {
                 let (order, slots) = (self.operand(id, 2)?, self.operand(id, 3)?);
                 Ok(experts::sum(&x, second(&y), order.i32s(), slots.i32s()))
@@ -139,8 +134,27 @@ impl Frame<'_, '_> {
             Op::LatentAttention { .. } | Op::ShortConv { .. } | Op::KdaStep {} | Op::ExpertSort { .. } => {
                 unreachable!("handled by the caller")
             }
+            Op::BankSlice {} | Op::ExpertLinear { .. } | Op::ExpertGlu { .. } | Op::ExpertLut { .. } => {
+                unreachable!("handled by the caller")
+            }
         };
         result.map_err(|message| self.error(id, message))
+    }
+
+    /// The product of x and the bank in slot `bank` over pairs, whose order and groups are in slot `order` and the next.
+    fn expert_product(
+        &mut self,
+        id: OpId,
+        (bank, order): (usize, usize),
+        gather: bool,
+        act: Act,
+    ) -> Result<Tensor, InterpError> {
+        let (x, groups, order) =
+            (self.operand(id, 0)?, self.operand(id, order + 1)?, self.operand(id, order)?);
+        let n =
+            self.graph.ty(self.graph.ops[id].results[0]).shape.cols().expect("verified: rule 13") as usize;
+        let pairs = experts::Pairs::new(order.i32s(), groups.i32s(), gather);
+        experts::linear(&x, n, &pairs, act, |e| self.matrix(id, bank, e))
     }
 
     /// The state in operand `slot`, allocated when it is first met.

@@ -8,6 +8,9 @@ use crate::types::TensorType;
 /// Where an evaluator gets its weights: row-major elements in the declared shape, or a sentence why not.
 pub type WeightSource<'a> = dyn Fn(WeightId) -> Result<Vec<f64>, String> + 'a;
 
+/// Where an evaluator gets one matrix of a bank: row-major elements of `[n, k]`, or a sentence why not.
+pub type MatrixSource<'a> = dyn Fn(WeightId, u32) -> Result<Vec<f64>, String> + 'a;
+
 /// Reads bytes of a source: (source, first byte, bytes).
 pub type ReadBytes<'a> = dyn Fn(SourceId, u64, u64) -> Result<Vec<u8>, String> + 'a;
 
@@ -120,7 +123,8 @@ fn grouped(
     let scales = read_all(read, scales, layout.scale_bytes(cols).checked_mul(rows))?;
     let mut all = Vec::new();
     let mut row = vec![0.0; cols as usize];
-    let rows = codes.chunks_exact(row_bytes as usize).zip(scales.chunks_exact(layout.scale_bytes(cols) as usize));
+    let rows =
+        codes.chunks_exact(row_bytes as usize).zip(scales.chunks_exact(layout.scale_bytes(cols) as usize));
     for (codes, scales) in rows {
         layout.decode_row(codes, scales, &mut row);
         all.extend(row.iter().copied().map(f64::from));

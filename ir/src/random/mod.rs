@@ -5,8 +5,8 @@
 //! - every module is valid, in phase `imported`, and finite to evaluate: `decode` over sym `B`, `prefill` over syms `T` and `R`.
 //!
 //! The shapes vary over what the front ends build: grouped heads, biases, query and key norms, rotary or learned positions,
-//! gated or plain feed-forward, one matrix for q, k, v or three, tied embeddings, float and integer weights; and hybrids of delta and
-//! latent attention.
+//! gated or plain feed-forward, one matrix for q, k, v or three, tied embeddings, float and integer weights, experts vector-quantised
+//! or not; and hybrids of delta and latent attention.
 //! Deliberately absent: realistic sizes, and any claim about the distribution.
 
 mod graph;

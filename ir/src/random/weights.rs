@@ -1,6 +1,7 @@
 //! The weights of a random module, and their bytes.
 
-use waste_plan::DType;
+use waste_plan::vq::VEC_DIM;
+use waste_plan::{DType, VqCode};
 
 use super::{Config, POSITIONS, ROWS, Rng};
 use crate::graph::{Module, StateDecl, StateId, StateKind, WeightId, WeightInit};
@@ -139,6 +140,58 @@ impl Weights {
         self.add(name, DType::F32, &[rows, cols], stored, false)
     }
 
+    /// Vector-quantised banks of `n` matrices of these names, rows and columns, each with codebooks of its own. An expert's matrices
+    /// lie in one record: all index streams, then all scales. Every byte is an index.
+    fn coded_banks(&mut self, n: u32, matrices: &[(String, u32, u32)], code: VqCode) -> Vec<WeightId> {
+        let books: Vec<WeightId> = matrices.iter().map(|it| self.books(&it.0, code)).collect();
+        let source = self.module.sources.keys().next().expect("the one source");
+        let first = self.bytes.len() as u64;
+        let index_bytes = |(_, rows, cols): &(String, u32, u32)| {
+            code.index_bytes(u64::from(*rows), u64::from(*cols)).expect("whole positions")
+        };
+        for _ in 0..n {
+            for it in matrices {
+                self.fill(usize::try_from(index_bytes(it)).expect("a small matrix"));
+            }
+            for (_, rows, _) in matrices {
+                self.blocks(DType::F16, *rows);
+            }
+        }
+        let stride = (self.bytes.len() as u64 - first) / u64::from(n);
+        self.bytes.resize(self.bytes.len().next_multiple_of(32), 0);
+        let dtype = DType::ALL.into_iter().find(|it| it.vq() == Some(code)).expect("each code has a dtype");
+        let (mut indices, mut scales) = (0, matrices.iter().map(index_bytes).sum());
+        let mut banks = Vec::new();
+        for (it, books) in matrices.iter().zip(books) {
+            let (name, rows, cols) = it;
+            let init = WeightInit::Records { source, first, stride, indices, scales };
+            let ty = TensorType::new(dtype, &[n, *rows, *cols].map(Dim::Const));
+            banks.push(self.module.add_vq_bank(name, ty, init, books));
+            indices += index_bytes(it);
+            scales += 2 * u64::from(*rows);
+        }
+        banks
+    }
+
+    /// The codebooks of a bank, each stage somewhere in the source.
+    fn books(&mut self, name: &str, code: VqCode) -> WeightId {
+        let size = |it: usize| u32::try_from(it).expect("a few hundred");
+        let (books, first) = ([code.stages(), code.entries(), VEC_DIM].map(size), self.bytes.len() as u64);
+        let source = self.module.sources.keys().next().expect("the one source");
+        self.blocks(DType::F16, books.iter().product());
+        let book_bytes = u64::from(2 * books[1] * books[2]);
+        let parts = (0..u64::from(books[0])).map(|it| (source, first + it * book_bytes)).collect();
+        let ty = TensorType::new(DType::F32, &books.map(Dim::Const));
+        let init = WeightInit::Bank { stored: DType::F16, parts };
+        self.module.add_weight(&format!("{name}.books"), ty, init)
+    }
+
+    fn blocks(&mut self, stored: DType, n: u32) {
+        for _ in 0..n {
+            self.block(stored, true);
+        }
+    }
+
     pub(super) fn vector(&mut self, name: &str, n: u32) -> WeightId {
         let stored = self.rng.pick(&[DType::F32, DType::F16, DType::BF16]);
         self.add(name, DType::F32, &[n], stored, false)
@@ -184,10 +237,14 @@ impl Weights {
         let ups: &[&str] = if cx.gated { &["ffn_gate", "ffn_up"] } else { &["ffn_up"] };
         let ff = match cx.experts {
             Some(n) => {
-                let mut banks: Vec<Linear> =
-                    ups.iter().map(|it| (self.matrices(&at(it), &[n, cx.ff, cx.hidden]), None)).collect();
-                banks.push((self.matrices(&at("ffn_down"), &[n, cx.hidden, cx.ff]), None));
-                banks
+                let code = self.rng.pick(&[None, Some(VqCode::Vq3r), Some(VqCode::Vq2r), Some(VqCode::Vq4p)]);
+                let mut shapes: Vec<_> = ups.iter().map(|it| (at(it), cx.ff, cx.hidden)).collect();
+                shapes.push((at("ffn_down"), cx.hidden, cx.ff));
+                let banks: Vec<WeightId> = match code {
+                    Some(code) => self.coded_banks(n, &shapes, code),
+                    None => shapes.iter().map(|it| self.matrices(&it.0, &[n, it.1, it.2])).collect(),
+                };
+                banks.into_iter().map(|it| (it, None)).collect()
             }
             None => {
                 let mut linears: Vec<Linear> =

@@ -170,7 +170,7 @@ fn ends_inside(module: &Module, source: SourceId, end: Option<u64>) -> Result<()
     match end {
         Some(end) if end <= decl.bytes => Ok(()),
         Some(end) => Err((4, format!("byte {end} is past the end of {source}, which has {}", decl.bytes))),
-        None => Err((4, "the last byte does not fit 64 bits".to_owned())),
+        None => Err((4, "its bytes do not fit 64 bits".to_owned())),
     }
 }
 

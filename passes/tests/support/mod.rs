@@ -6,15 +6,16 @@ use std::collections::BTreeMap;
 use waste_ir::interp::Data;
 use waste_ir::random::{RandomModule, Rng};
 use waste_ir::{
-    Dim, Graph, Inputs, Interp, Module, Tensor, TensorType, WeightId, WeightInit, print_module, verify,
+    Dim, Graph, Inputs, Interp, Module, Steps, Tensor, TensorType, WeightId, WeightInit, print_module, verify,
 };
 use waste_passes::{Entry, Numerics, PipelineOptions, pipeline};
-use waste_plan::{DType, Math};
+use waste_plan::{DType, Math, Tables};
 
 /// Everything on, nothing bounded.
 pub(crate) fn options() -> PipelineOptions {
     PipelineOptions {
         math: Math::Fixed24,
+        tables: Tables::Fixed24,
         only: None,
         disabled: Vec::new(),
         rewrite_limit: None,
@@ -71,6 +72,15 @@ fn seeded_weight(module: &Module, id: WeightId) -> Vec<f64> {
     match &decl.init {
         WeightInit::Stored { offset, .. } | WeightInit::Transposed { offset, .. } => {
             numbers(*offset, decl.ty.shape.dims().iter().map(|it| it.known().unwrap() as usize).product())
+        }
+        WeightInit::Bank { parts, .. } => {
+            let [_, n, k] = decl.ty.shape.dims() else { panic!("rule 6") };
+            let size = (n.known().unwrap() * k.known().unwrap()) as usize;
+            parts.iter().flat_map(|it| numbers(it.1, size)).collect()
+        }
+        WeightInit::Grouped { codes: Steps { first: seed, .. }, .. }
+        | WeightInit::Records { indices: seed, .. } => {
+            numbers(*seed, decl.ty.shape.dims().iter().map(|it| it.known().unwrap() as usize).product())
         }
         WeightInit::Concat(parts) => parts.iter().flat_map(|it| seeded_weight(module, *it)).collect(),
     }

@@ -42,6 +42,7 @@ use crate::schema::{Plan, VERSION};
 
 pub use crc32c::crc32c;
 use header::{Entry, Header};
+pub use temp::write_whole;
 pub use write::{PlanWriter, WeightsAt};
 
 /// Sections start at multiples of this many bytes.

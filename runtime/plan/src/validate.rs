@@ -14,6 +14,7 @@ mod experts;
 mod family;
 mod space;
 mod step;
+mod tile;
 
 use std::fmt;
 

@@ -14,7 +14,7 @@ pub(crate) fn has_kernel(packing: Packing, x: DType) -> bool {
     match packing {
         Packing::W8 | Packing::W4 | Packing::W4M => x == DType::F32 || x.fx().is_some(),
         Packing::F32 | Packing::F16 | Packing::BF16 => x == DType::F32,
-        Packing::Plain => false,
+        Packing::Plain | Packing::Columns | Packing::Record => false,
     }
 }
 
@@ -185,7 +185,7 @@ impl Exec<'_> {
                     Packing::W8 => table.linear_w8_f32(w, k, x, y),
                     Packing::W4 => table.linear_w4_f32(w, k, x, y),
                     Packing::W4M => table.linear_w4m_f32(w, k, x, y),
-                    Packing::Plain => unreachable!("resolved at open"),
+                    Packing::Plain | Packing::Columns | Packing::Record => unreachable!("resolved at open"),
                 };
             }
             X::Fx(x, dtype) => (x, *dtype),

@@ -32,7 +32,7 @@ impl Exec<'_> {
                 Packing::W8 => self.table.embed_w8(block, k, id % LANES, out),
                 Packing::W4 => self.table.embed_w4(block, k, id % LANES, out),
                 Packing::W4M => self.table.embed_w4m(block, k, id % LANES, out),
-                Packing::Plain => unreachable!("handled above"),
+                Packing::Plain | Packing::Columns | Packing::Record => unreachable!("no blocks of rows"),
             }
         }
     }

@@ -94,12 +94,16 @@ impl Cx<'_> {
             for buffer in buffers {
                 scope.spawn(|| {
                     let mut buffer = buffer.lock().expect("no panic under this lock");
-                    while begin.elapsed() < least && !failed.load(Ordering::Relaxed) {
+                    // At least one read each, however late the system starts a thread.
+                    loop {
                         if let Err(error) = self.read(&mut buffer) {
                             failed.store(true, Ordering::Relaxed);
                             first_error.lock().expect("no panic under this lock").get_or_insert(error);
                         }
                         reads.fetch_add(1, Ordering::Relaxed);
+                        if least <= begin.elapsed() || failed.load(Ordering::Relaxed) {
+                            break;
+                        }
                     }
                 });
             }

@@ -392,6 +392,8 @@ impl Slots {
             assert_eq!(it.record as usize, record, "slot {slot}");
             assert!(!matches!(it.state, State::Empty | State::Failed), "slot {slot}");
         }
+        let is_left = |it: &Slot| it.state == State::Failed && it.pins == 0;
+        assert!(!self.slots.iter().any(is_left), "a failed slot that nobody waits for");
         let known = |it: &&Slot| !matches!(it.state, State::Empty | State::Failed);
         let records = self.index.iter().filter(|it| **it != NONE).count();
         assert_eq!(self.slots.iter().filter(known).count(), records, "every record is in one slot");

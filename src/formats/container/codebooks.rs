@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::vq::{VEC_DIM, VqCode};
+use super::{VEC_DIM, VqCode};
 use crate::formats::error::{FormatError, Item, Result};
 use crate::formats::source::Source;
 

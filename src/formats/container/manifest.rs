@@ -16,7 +16,7 @@ use serde_json::value::RawValue;
 
 use super::MANIFEST;
 use super::bank::BankEntry;
-use super::vq::{ROW_BLOCK, VEC_DIM, VqCode};
+use super::{ROW_BLOCK, VEC_DIM, VqCode};
 use crate::formats::config::{json_offset, parse_config};
 use crate::formats::error::{FormatError, Item, Result, shown};
 use crate::formats::meta::Meta;
@@ -189,7 +189,7 @@ impl Quant {
         }
         let index_bits = |it: VqCode| (8 * it.position_bytes() / it.stages()) as u64;
         let bits: Vec<VqCode> =
-            VqCode::ALL.into_iter().filter(|it| index_bits(*it) == self.index_bits).collect();
+            VqCode::ALL.iter().copied().filter(|it| index_bits(*it) == self.index_bits).collect();
         if bits.is_empty() {
             return Err(refuse("index_bits", self.index_bits, "6 and 8 are"));
         }

@@ -23,22 +23,21 @@
 
 mod bank;
 mod codebooks;
+mod geometry;
 mod manifest;
+mod record;
 mod trunk;
-mod vq;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-pub(crate) use bank::Geometry;
-pub use bank::{
-    Bank, BankEntry, BankMatrix, Expert, MatrixKind, RECORD_ALIGN, RECORD_HEADER, RECORD_MAGIC, Record,
-    RecordFault,
-};
+pub use bank::{Bank, BankEntry, BankMatrix, Expert, MatrixKind};
 pub use codebooks::{BOOK_FORMAT, BOOK_HEADER, BOOK_MAGIC};
+pub(crate) use geometry::Geometry;
+pub use record::{RECORD_ALIGN, RECORD_HEADER, RECORD_MAGIC, Record, RecordFault};
 pub use trunk::{DEFAULT_GROUP, TrunkFormat, TrunkTensor};
-pub use vq::{ROW_BLOCK, VEC_DIM, VqCode};
+pub use waste_plan::vq::{ROW_BLOCK, VEC_DIM, VqCode};
 
 use self::codebooks::Codebooks;
 use super::error::{FormatError, Item, Result};

@@ -111,21 +111,23 @@ fn one_tile<T: CacheElem>(
 #[target_feature(enable = "avx2,fma,f16c")]
 fn add_products<T: CacheElem>(q: &RowsF32<'_>, rows: &[T], widened: &mut [f32], scores: &mut [[f32; TILE]]) {
     let at_once = if T::floats(rows).is_some() { CHUNK * TILE } else { widened.len() };
-    for (chunk, rows) in rows.chunks(at_once).enumerate() {
-        // The next chunk arrives while the queries pass over this one.
-        for line in rows.chunks(64 / size_of::<T>()) {
-            prefetch(line, size_of_val(rows));
-        }
-        let rows = T::floats(rows).unwrap_or_else(|| widen(rows, widened));
+    for (chunk, stored) in rows.chunks(at_once).enumerate() {
+        let rows = T::floats(stored).unwrap_or_else(|| widen(stored, widened));
         let (rows, _) = rows.as_chunks::<TILE>();
-        let at = chunk * at_once / TILE;
+        let (at, n) = (chunk * at_once / TILE, scores.len());
         let mut i = 0;
-        while i < scores.len() {
-            i += match scores.len() - i {
+        while i < n {
+            let done = match n - i {
                 1 => add_some_products::<1>(q, at, rows, i, scores),
                 2 | 4 => add_some_products::<2>(q, at, rows, i, scores),
                 _ => add_some_products::<QUERIES>(q, at, rows, i, scores),
             };
+            // The next chunk arrives piece by piece while the queries pass over this one.
+            let piece = i * stored.len() / n..(i + done) * stored.len() / n;
+            for line in stored[piece].chunks(64 / size_of::<T>()) {
+                prefetch(line, size_of_val(stored));
+            }
+            i += done;
         }
     }
 }

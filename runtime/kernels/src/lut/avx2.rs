@@ -13,7 +13,7 @@ use crate::cpu::Isa;
 use crate::table::{Entry, KernelTable};
 
 /// Blocks of rows that pass over a piece of tables while it is in L1.
-const BLOCKS: usize = 16;
+const BLOCKS: usize = 32;
 
 macro_rules! rows {
     ($($build:ident, $apply:ident: $tables:ident, $planes:literal;)+) => {
@@ -41,8 +41,8 @@ macro_rules! rows {
                 (VqCode::Vq3r, 0) => word::floats::<super::Vq3r, 3>(bytes, indices, positions, k, acc),
                 (VqCode::Vq2r, 0) => word::floats::<super::Vq2r, 2>(bytes, indices, positions, k, acc),
                 (VqCode::Vq4p, 0) => plane::floats(bytes, indices, positions, k, acc),
-                (VqCode::Vq3r, _) => word::fixed::<super::Vq3r, 3>(tables, bytes, indices, positions, k, acc),
-                (VqCode::Vq2r, _) => word::fixed::<super::Vq2r, 2>(tables, bytes, indices, positions, k, acc),
+                (VqCode::Vq3r, _) => word::fixed::<super::Vq3r, 3, 4>(tables, bytes, indices, positions, k, acc),
+                (VqCode::Vq2r, _) => word::fixed::<super::Vq2r, 2, 8>(tables, bytes, indices, positions, k, acc),
                 (VqCode::Vq4p, _) => plane::fixed::<$planes>(tables, bytes, indices, positions, k, acc),
             }
         }

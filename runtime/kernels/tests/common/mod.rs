@@ -140,7 +140,7 @@ pub fn weights(packing: Packing, blocks: usize, k: usize, rng: &mut Rng) -> Byte
                     *it = f16::from_f32(rng.normal() * 0.01).to_le_bytes();
                 }
             }
-            Packing::Plain | Packing::Columns | Packing::Record => panic!("{packing:?} is not packed"),
+            Packing::Plain | Packing::Columns | Packing::Record => panic!("no blocks of rows"),
         }
     }
     w
@@ -167,7 +167,7 @@ pub fn weight(packing: Packing, w: &[u8], k: usize, r: usize, i: usize) -> f64 {
         Packing::W4M => {
             scale() * f64::from(nibble()) + half(packing.minima_at(k) + (i / 32 * LANES + lane) * 2)
         }
-        Packing::Plain | Packing::Columns | Packing::Record => panic!("{packing:?} is not packed"),
+        Packing::Plain | Packing::Columns | Packing::Record => panic!("no blocks of rows"),
     }
 }
 

@@ -6,12 +6,28 @@
 //! - a writer holds a lock on its file, so what a dead one left is told from a live one's and removed by the next.
 
 use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
 use super::FileError;
 
 /// Writers of one final name at a time.
 const MAX_WRITERS: usize = 64;
+
+/// Writes the file at `target` under a temporary name and renames it when it is whole.
+///
+/// # Errors
+/// If something else than a regular file has that name, or the system refuses.
+pub fn write_whole(
+    target: &Path,
+    write: impl FnOnce(&mut BufWriter<&File>) -> std::io::Result<()>,
+) -> Result<(), FileError> {
+    let temp = TempFile::create(target)?;
+    let mut out = BufWriter::new(temp.file());
+    write(&mut out).and_then(|()| out.flush()).map_err(FileError::io(temp.path()))?;
+    drop(out);
+    temp.publish()
+}
 
 pub(super) struct TempFile {
     file: File,

@@ -116,8 +116,7 @@ impl Operands<'_> {
         let is_heads = matches!(x.rows, Rows::Tokens(n) if n.is_multiple_of(bank));
         ensure(is_heads, || format!("{:?} rows over {bank} heads", x.rows))?;
         // Rows of one head are taken together, so the result's rows must follow each other without gaps.
-        let is_dense = self.y.row_bytes() == Some(self.y.stride);
-        ensure(is_dense, || "a result whose rows do not follow each other".into())?;
+        dense(self.y)?;
         self.result(DType::F32, x.rows, cols)
     }
 
@@ -170,7 +169,8 @@ impl Operands<'_> {
                 self.result(DType::I32, pairs, 1)?;
                 let groups = 2 * (u64::from(*experts) + 1);
                 Self::is_result(&self.step.writes[1], DType::I32, Rows::Fixed(1), groups)?;
-                Self::is_result(&self.step.writes[2], DType::I32, pairs, 1)
+                Self::is_result(&self.step.writes[2], DType::I32, pairs, 1)?;
+                dense(self.y).and_then(|()| dense(&self.step.writes[2]))
             }
             StepKind::ExpertGather => {
                 let x = self.f32(0)?;
@@ -243,6 +243,7 @@ impl Operands<'_> {
     fn order(&self, slot: usize) -> Result<Rows, String> {
         let it = &self.step.reads[slot];
         strided(it, DType::I32, it.rows, 1)?;
+        dense(it)?;
         ensure(matches!(it.rows, Rows::Tokens(n) if n <= MAX_TOP_K), || format!("{:?} pairs", it.rows))?;
         Ok(it.rows)
     }
@@ -271,6 +272,11 @@ pub(super) fn strided(it: &Operand, dtype: DType, rows: Rows, cols: u32) -> Chec
             dtype.name()
         )
     })
+}
+
+/// Rows without gaps.
+fn dense(it: &Operand) -> Checked {
+    ensure(it.row_bytes() == Some(it.stride), || "rows that do not follow each other".into())
 }
 
 fn finite(values: &[(&str, f32)]) -> Checked {

@@ -1,12 +1,11 @@
-//! What each step kind takes: number, dtypes and shapes of operands, tiles, and what may lie over what.
+//! What each step kind takes: number, dtypes and shapes of operands, and what may lie over what.
 
 use super::{Checked, ensure, experts, space};
 use crate::overlap::Runs;
 use crate::schema::{
-    Operand, Place, Plan, PortName, Program, RING_COLS, Rows, State, StateKind, Step, StepKind, Weight,
+    Operand, Place, Plan, PortName, Program, Rows, State, StateKind, Step, StepKind, Weight,
 };
-use crate::vq::{ROW_BLOCK, SLAB, VEC_DIM};
-use crate::{DType, FX_GROUP, LANES, Math, Packing};
+use crate::{DType, Math, Packing};
 
 /// Checks one step of `program`.
 pub(super) fn check(plan: &Plan, program: &Program, step: &Step) -> Checked {
@@ -26,7 +25,7 @@ pub(super) fn check(plan: &Plan, program: &Program, step: &Step) -> Checked {
     }
     let it = Operands { plan, step, y: &step.writes[0] };
     it.kind().map_err(|what| format!("{}: {what}", step.kind.name()))?;
-    it.tile()?;
+    it.tile(program)?;
     apart(program, step)
 }
 
@@ -282,66 +281,6 @@ impl<'p> Operands<'p> {
                 dtype.name()
             )
         })
-    }
-
-    /// Tiles cover whole lanes, groups or heads, so that no two threads share one; steps that work row by row take whole rows.
-    fn tile(&self) -> Checked {
-        let tile = self.step.tile;
-        let all = self.y.cols;
-        let unit = match &self.step.kind {
-            StepKind::Attention { heads, .. } => all / heads,
-            StepKind::LinearGlu { quant: Some(_), .. } | StepKind::ExpertGlu { quant: Some(_), .. } => {
-                FX_GROUP as u32
-            }
-            StepKind::Linear { .. }
-            | StepKind::LinearGlu { quant: None, .. }
-            | StepKind::ExpertLinear { .. }
-            | StepKind::ExpertGlu { quant: None, .. }
-            | StepKind::HeadLinear => LANES as u32,
-            StepKind::ShortConv { .. } => RING_COLS,
-            StepKind::LutBuild { .. } => (SLAB * VEC_DIM) as u32,
-            StepKind::ExpertLut { .. } => ROW_BLOCK as u32,
-            StepKind::L2Norm { dim, .. } => *dim,
-            StepKind::KdaGate { .. } => self.step.reads[0].cols / self.step.reads[1].cols,
-            StepKind::GatedRmsNorm { .. } => self.step.reads[2].cols,
-            StepKind::KdaStep => all / self.step.reads[4].cols,
-            StepKind::Embed
-            | StepKind::QuantAct { .. }
-            | StepKind::Add
-            | StepKind::Mul
-            | StepKind::Unary { .. }
-            | StepKind::Glu { .. }
-            | StepKind::RmsNorm { .. }
-            | StepKind::LayerNorm { .. }
-            | StepKind::RopeAngles { .. }
-            | StepKind::Rope { .. }
-            | StepKind::KvAppend
-            | StepKind::SelectRows
-            | StepKind::Argmax
-            | StepKind::FiniteCheck
-            | StepKind::Concat
-            | StepKind::HeadLinearT
-            | StepKind::LatentAttention { .. }
-            | StepKind::AttnResMix { .. }
-            | StepKind::RouteTopK { .. }
-            | StepKind::ExpertSort { .. }
-            | StepKind::ExpertGather
-            | StepKind::ExpertSum => all,
-            StepKind::ExpertPrefetch { .. }
-            | StepKind::ExpertWindow { .. }
-            | StepKind::ExpertRelease { .. } => {
-                unreachable!("they have no results")
-            }
-        };
-        ensure(
-            tile.rows > 0 && (tile.cols >= all || (tile.cols > 0 && tile.cols.is_multiple_of(unit))),
-            || {
-                format!(
-                    "tiles of {} × {}, expected columns in multiples of {unit} or all {all}",
-                    tile.rows, tile.cols
-                )
-            },
-        )
     }
 }
 

@@ -105,25 +105,49 @@ fn products<const S: usize, const E: usize>(
     floats: &mut [[[f32; E]; S]],
 ) -> f32 {
     let mut amax = _mm256_setzero_si256();
-    for (x, tables) in x.iter().zip(floats) {
-        let mut wide = [_mm256_setzero_ps(); VEC_DIM];
-        wide.iter_mut().zip(x).for_each(|(wide, x)| *wide = _mm256_set1_ps(*x));
-        for (book, table) in books.iter().zip(tables) {
-            for (i, eight) in table.as_chunks_mut().0.iter_mut().enumerate() {
-                let mut t = _mm256_setzero_ps();
-                for (x, of_dim) in wide.iter().zip(book) {
-                    t = _mm256_fmadd_ps(*x, load_ps(&of_dim.as_chunks().0[i]), t);
-                }
-                store_ps(eight, t);
-                let magnitude = _mm256_and_si256(_mm256_castps_si256(t), _mm256_set1_epi32(i32::MAX));
-                amax = _mm256_max_epi32(amax, magnitude);
-            }
-        }
+    let (pairs, last) = x.as_chunks();
+    let (tables_of_pairs, tables_of_last) = floats.as_chunks_mut();
+    for (x, tables) in pairs.iter().zip(tables_of_pairs) {
+        products_of::<2, S, E>(x, books, tables, &mut amax);
+    }
+    for (x, tables) in last.iter().zip(tables_of_last) {
+        products_of(std::array::from_ref(x), books, std::array::from_mut(tables), &mut amax);
     }
     let mut lanes = [0; 32];
     store_32(&mut lanes, amax);
     let bits = lanes.as_chunks().0.iter().map(|bits| u32::from_le_bytes(*bits));
     f32::from_bits(bits.max().unwrap_or(0))
+}
+
+/// The floats of `N` positions, 32 entries of each at a time: as many sums as hide the latency of fma.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn products_of<const N: usize, const S: usize, const E: usize>(
+    x: &[[f32; VEC_DIM]; N],
+    books: &[[[f32; E]; VEC_DIM]],
+    tables: &mut [[[f32; E]; S]; N],
+    amax: &mut __m256i,
+) {
+    for (s, book) in books.iter().enumerate().take(S) {
+        for i in 0..E / 32 {
+            let mut t = [[_mm256_setzero_ps(); 4]; N];
+            for (d, of_dim) in book.iter().enumerate() {
+                let entries = &of_dim.as_chunks::<8>().0[4 * i..][..4];
+                for (t, x) in t.iter_mut().zip(x) {
+                    for (t, entries) in t.iter_mut().zip(entries) {
+                        *t = _mm256_fmadd_ps(_mm256_set1_ps(x[d]), load_ps(entries), *t);
+                    }
+                }
+            }
+            for (t, table) in t.iter().zip(&mut *tables) {
+                for (t, eight) in t.iter().zip(&mut table[s].as_chunks_mut().0[4 * i..][..4]) {
+                    store_ps(eight, *t);
+                    let magnitude = _mm256_and_si256(_mm256_castps_si256(*t), _mm256_set1_epi32(i32::MAX));
+                    *amax = _mm256_max_epi32(*amax, magnitude);
+                }
+            }
+        }
+    }
 }
 
 /// 8 entries as integers. `vcvtps2dq` rounds to the nearest even: nobody changes the mode.

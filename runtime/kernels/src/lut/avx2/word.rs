@@ -1,7 +1,8 @@
-//! Tables of words: an entry is one load, and what limits a processor is finding out which. Half of the index bytes are
-//! taken from a register, where they cost arithmetic, half from memory, where they cost a load.
+//! Tables of words: an entry is one load, and what limits a processor is finding out which. Three of four index bytes
+//! are taken from a register, where they cost arithmetic, and one from memory, where it costs a load.
 //!
-//! Eight rows are summed at a time over the positions of a piece, which is half of L1.
+//! A few rows are summed at a time over the positions of a piece, which is most of L1; all blocks of rows pass over it
+//! before the next one. So speed depends on how many rows a call has: 64 rows get a good half of what 1024 get.
 
 use std::arch::asm;
 use std::ops::Range;
@@ -16,13 +17,11 @@ use crate::avx2::prefetch;
 
 /// Positions of a piece.
 pub(super) const PIECE: usize = 8;
-/// Rows that are summed together.
-const ROWS: usize = 4;
 
-/// Fixed-point tables of 256 entries and `S` stages.
+/// Fixed-point tables of 256 entries and `S` stages, `R` rows at a time: with more, sums would leave the registers.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn fixed<C: Code, const S: usize>(
+pub(super) fn fixed<C: Code, const S: usize, const R: usize>(
     tables: Tables,
     bytes: &[u8],
     indices: &[u8],
@@ -43,7 +42,7 @@ pub(super) fn fixed<C: Code, const S: usize>(
                 for (indices, sums) in indices.chunks_exact(of_rows).zip(&mut sums) {
                     let indices = &indices[at..][..len];
                     (0..len).step_by(64).for_each(|line| prefetch(indices, of_rows + line));
-                    add::<S>(indices, piece.as_chunks().0.as_chunks().0, sums);
+                    add::<S, R>(indices, piece.as_chunks().0.as_chunks().0, sums);
                 }
             }
             for (acc, sum) in acc.iter_mut().zip(sums.as_flattened()) {
@@ -53,31 +52,35 @@ pub(super) fn fixed<C: Code, const S: usize>(
     }
 }
 
-/// Looks up the indices of some fours of eight rows.
+/// Looks up some fours of the indices of `R` rows.
 macro_rules! look_up_fours {
     ($fours:ident, $table:ident, $acc:ident: $($i:literal)+) => { $({
         let four: &[u8; 4] = &$fours[$i];
         // Read before the word: the compiler would take it from there, at the price of one instruction more.
         let third = four[2];
         let word = u32::from_le_bytes(*four);
-        look_up::<S, { 4 * $i }>(word as u8, $table, &mut $acc);
-        look_up::<S, { 4 * $i + 1 }>((word >> 8) as u8, $table, &mut $acc);
-        look_up::<S, { 4 * $i + 2 }>(third, $table, &mut $acc);
-        look_up::<S, { 4 * $i + 3 }>((word >> 24) as u8, $table, &mut $acc);
+        look_up::<S, R, { 4 * $i }>(word as u8, $table, &mut $acc);
+        look_up::<S, R, { 4 * $i + 1 }>((word >> 8) as u8, $table, &mut $acc);
+        look_up::<S, R, { 4 * $i + 2 }>(third, $table, &mut $acc);
+        look_up::<S, R, { 4 * $i + 3 }>((word >> 24) as u8, $table, &mut $acc);
     })+ };
 }
 
 /// Adds some positions of 64 rows.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn add<const S: usize>(indices: &[u8], tables: &[[[i32; 256]; S]], sums: &mut [i32; ROW_BLOCK]) {
-    for (g, sums) in sums.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
+fn add<const S: usize, const R: usize>(
+    indices: &[u8],
+    tables: &[[[i32; 256]; S]],
+    sums: &mut [i32; ROW_BLOCK],
+) {
+    for (g, sums) in sums.as_chunks_mut::<R>().0.iter_mut().enumerate() {
         let mut acc = *sums;
         for (indices, table) in indices.chunks_exact(ROW_BLOCK * S).zip(tables) {
-            let (fours, _) = indices[g * ROWS * S..][..ROWS * S].as_chunks();
-            look_up_fours!(fours, table, acc: 0 1);
-            if S == 3 {
-                look_up_fours!(fours, table, acc: 2);
+            let (fours, _) = indices[g * R * S..][..R * S].as_chunks();
+            look_up_fours!(fours, table, acc: 0 1 2);
+            if R * S > 12 {
+                look_up_fours!(fours, table, acc: 3);
             }
         }
         *sums = acc;
@@ -86,10 +89,14 @@ fn add<const S: usize>(indices: &[u8], tables: &[[[i32; 256]; S]], sums: &mut [i
 
 /// Adds entry `i` of stage `I % S` to the sum of row `I / S`.
 ///
-/// Left to itself, the compiler would gather the entries of eight rows in one register and add them there, which takes
-/// half as long again.
+/// Left to itself, the compiler would collect the entries of many rows in one register and add them there: a tenth to a
+/// fifth slower on Zen 3.
 #[inline(always)]
-fn look_up<const S: usize, const I: usize>(i: u8, table: &[[i32; 256]; S], acc: &mut [i32; ROWS]) {
+fn look_up<const S: usize, const R: usize, const I: usize>(
+    i: u8,
+    table: &[[i32; 256]; S],
+    acc: &mut [i32; R],
+) {
     // SAFETY: stage I % S is one of S, and a byte is the number of one of 256 entries; the instruction reads that word.
     unsafe {
         asm!(

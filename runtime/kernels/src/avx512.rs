@@ -4,13 +4,22 @@
 //! `avx512f`, and with it AVX2, FMA and F16C.
 
 use std::arch::x86_64::{
-    __m512, __m512i, _mm512_cvtph_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_set1_epi32,
-    _mm512_storeu_ps, _mm512_storeu_si512,
+    __m256i, __m512, __m512i, _mm256_loadu_si256, _mm512_cvtph_ps, _mm512_loadu_ps, _mm512_loadu_si512,
+    _mm512_set1_epi32, _mm512_storeu_ps, _mm512_storeu_si512,
 };
 
+use half::f16;
 use waste_plan::LANES;
 
 use crate::avx2::load_32;
+
+/// 16 half-precision floats, as they are.
+#[inline]
+#[target_feature(enable = "avx512bw")]
+pub(crate) fn load_16_halves(src: &[f16; LANES]) -> __m256i {
+    // SAFETY: `src` is 32 readable bytes; the unaligned form has no alignment demand.
+    unsafe { _mm256_loadu_si256(src.as_ptr().cast()) }
+}
 
 /// 64 bytes.
 #[inline]

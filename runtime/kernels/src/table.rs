@@ -312,7 +312,10 @@ impl KernelTable {
                 crate::recurrence::avx2::install(&mut table);
             }
             if cpu.has(Isa::Avx512) {
+                crate::attention::avx512::install(&mut table);
+                crate::linear::avx512::nibbles::install(&mut table);
                 crate::linear_f32::avx512::install(&mut table);
+                crate::recurrence::avx512::install(&mut table);
             }
             if cpu.has(Isa::Vnni) {
                 crate::linear::avx512::vnni::install(&mut table);

@@ -14,6 +14,8 @@ pub(crate) trait CacheElem: Copy {
     fn from_f32(x: f32) -> Self;
     /// Eight of them with their type in the open, for code that loads them in its own way.
     fn eight(src: &[Self; 8]) -> Eight<'_>;
+    /// As [`CacheElem::eight`].
+    fn sixteen(src: &[Self; 16]) -> Sixteen<'_>;
     /// Elements that are f32 already.
     fn floats(src: &[Self]) -> Option<&[f32]>;
 }
@@ -22,6 +24,12 @@ pub(crate) trait CacheElem: Copy {
 pub(crate) enum Eight<'a> {
     F32(&'a [f32; 8]),
     F16(&'a [f16; 8]),
+}
+
+/// Sixteen cache elements.
+pub(crate) enum Sixteen<'a> {
+    F32(&'a [f32; 16]),
+    F16(&'a [f16; 16]),
 }
 
 impl CacheElem for f32 {
@@ -36,6 +44,10 @@ impl CacheElem for f32 {
     #[inline(always)]
     fn eight(src: &[Self; 8]) -> Eight<'_> {
         Eight::F32(src)
+    }
+    #[inline(always)]
+    fn sixteen(src: &[Self; 16]) -> Sixteen<'_> {
+        Sixteen::F32(src)
     }
     #[inline(always)]
     fn floats(src: &[Self]) -> Option<&[f32]> {
@@ -55,6 +67,10 @@ impl CacheElem for f16 {
     #[inline(always)]
     fn eight(src: &[Self; 8]) -> Eight<'_> {
         Eight::F16(src)
+    }
+    #[inline(always)]
+    fn sixteen(src: &[Self; 16]) -> Sixteen<'_> {
+        Sixteen::F16(src)
     }
     #[inline(always)]
     fn floats(_: &[Self]) -> Option<&[f32]> {

@@ -1,18 +1,17 @@
 //! All formats by `vpdpbusd`: unsigned codes times signed activation bytes, four products and a sum a lane.
 //!
-//! W8 is made unsigned by adding 128, W4 by not subtracting 8. The plane sums start from what that adds, negated:
-//! −128 or −8 times the sum of the group's activations. All exact: |Σ| ≤ 32 · 255 · 128 < 2^20 on the way.
+//! W8 is made unsigned by adding 128, W4 by not subtracting 8, and the plane sums start from what that adds, negated. All
+//! exact: |Σ| ≤ 32 · 255 · 128 < 2^20 on the way. `T` tokens times two blocks are 24 registers of sums.
 
 use std::arch::x86_64::{
-    __m512, __m512i, _mm512_add_epi32, _mm512_and_si512, _mm512_cvtepi32_ps, _mm512_dpbusd_epi32,
-    _mm512_fmadd_ps, _mm512_mul_ps, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
-    _mm512_setzero_si512, _mm512_slli_epi32, _mm512_srli_epi16, _mm512_xor_si512,
+    __m512i, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_mul_ps, _mm512_set1_epi8, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_xor_si512,
 };
 use std::hint::black_box;
 
 use waste_plan::{FX_GROUP, LANES, Packing};
 
-use super::{AHEAD, Block, GROUPS, Part, Parts, QUADS, SPAN, TOKENS, Token};
+use super::{AHEAD, Block, GROUPS, Part, Parts, QUADS, SPAN, TOKENS, Token, nibbles, recombine, walkers};
 use crate::avx2::{prefetch, with_lanes};
 use crate::avx512::{load_16_ps, load_64, splat_16, store_16_ps, widen_16};
 use crate::cpu::Isa;
@@ -46,94 +45,7 @@ rows! {
     linear_w4m_fixed8: W4M, 4, 1;
 }
 
-/// `T` tokens times two blocks are 24 registers of plane sums.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn linear<C: Codes, const P: usize, const L: usize, const T: usize>(
-    w: &[u8],
-    k: usize,
-    x: &FxRows<'_>,
-    y: &mut TileMut<'_>,
-) {
-    check(C::PACKING, P, w, k, x, y);
-    for t in 0..y.rows() {
-        y.row_mut(t).fill(0.0);
-    }
-    if y.rows() == 1 {
-        return one_token::<C, P, L>(w, k, x, y);
-    }
-    let mut parts = [[Part::<P>::ZERO; GROUPS]; TOKENS];
-    for from in (0..y.rows()).step_by(TOKENS) {
-        let tokens = from..y.rows().min(from + TOKENS);
-        for chunk in 0..k.div_ceil(FX_GROUP) {
-            let groups = GROUPS.min(k / GROUP - chunk * GROUPS);
-            for (parts, t) in parts.iter_mut().zip(tokens.clone()) {
-                Token::new(x, t).lay_out(chunk * GROUPS, &mut parts[..groups]);
-            }
-            for (blocks, at) in w.chunks(2 * C::PACKING.block_bytes(k)).zip((0..y.cols()).step_by(2 * LANES))
-            {
-                let y = &mut y.sub(tokens.clone(), at..y.cols().min(at + 2 * LANES));
-                let (many, rest) = parts[..tokens.len()].as_chunks::<T>();
-                for (i, parts) in many.iter().enumerate() {
-                    let parts = Parts { flat: parts.as_flattened(), groups };
-                    some_blocks::<C, P, L, T>(blocks, k, chunk * GROUPS, parts, y, i * T);
-                }
-                for (i, parts) in rest.iter().enumerate() {
-                    let at = many.len() * T + i;
-                    some_blocks::<C, P, L, 1>(
-                        blocks,
-                        k,
-                        chunk * GROUPS,
-                        Parts { flat: parts, groups },
-                        y,
-                        at,
-                    );
-                }
-            }
-        }
-    }
-}
-
-/// The matrix-vector product.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn one_token<C: Codes, const P: usize, const L: usize>(
-    w: &[u8],
-    k: usize,
-    x: &FxRows<'_>,
-    y: &mut TileMut<'_>,
-) {
-    let token = Token::<P>::new(x, 0);
-    let mut parts = [Part::ZERO; SPAN];
-    for from in (0..k / GROUP).step_by(SPAN) {
-        let groups = SPAN.min(k / GROUP - from);
-        token.lay_out(from, &mut parts[..groups]);
-        for (blocks, at) in w.chunks(2 * C::PACKING.block_bytes(k)).zip((0..y.cols()).step_by(2 * LANES)) {
-            let y = &mut y.sub(0..1, at..y.cols().min(at + 2 * LANES));
-            some_blocks::<C, P, L, 1>(blocks, k, from, Parts { flat: &parts, groups }, y, 0);
-        }
-    }
-}
-
-/// Adds some groups of as many blocks as the tile has (one or two) times `T` tokens to rows `at` … of it.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn some_blocks<C: Codes, const P: usize, const L: usize, const T: usize>(
-    blocks: &[u8],
-    k: usize,
-    from: usize,
-    parts: Parts<'_, P>,
-    y: &mut TileMut<'_>,
-    at: usize,
-) {
-    let (first, second) = blocks.split_at(C::PACKING.block_bytes(k));
-    let first = Block::new::<C>(first, k, from);
-    if y.cols() > LANES {
-        add::<C, P, L, T, 2>([first, Block::new::<C>(second, k, from)], parts, y, at);
-    } else {
-        add::<C, P, L, T, 1>([first], parts, y, at);
-    }
-}
+walkers!(target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni"));
 
 /// Adds the groups that the tokens have parts of.
 ///
@@ -158,7 +70,9 @@ fn add<C: Codes, const P: usize, const L: usize, const T: usize, const B: usize>
         let parts = &parts.flat[g..][..(T - 1) * GROUPS + 1];
         let mut sums = [[[_mm512_setzero_si512(); B]; P]; T];
         for (t, sums) in sums.iter_mut().enumerate() {
-            start::<C, P, B>(&parts[t * GROUPS], sums);
+            for (p, sums) in sums.iter_mut().enumerate() {
+                *sums = [_mm512_set1_epi32(parts[t * GROUPS].start::<C>(p)); B];
+            }
         }
         let mut codes = [&[][..]; B];
         for (codes, block) in codes.iter_mut().zip(blocks) {
@@ -191,7 +105,7 @@ fn add<C: Codes, const P: usize, const L: usize, const T: usize, const B: usize>
             let d = widen_16(&block.scales[g]);
             for (t, (sums, acc)) in sums.iter().zip(&mut acc).enumerate() {
                 let xs = _mm512_set1_ps(parts[t * GROUPS].xs);
-                acc[b] = _mm512_fmadd_ps(recombine(sums, b), _mm512_mul_ps(d, xs), acc[b]);
+                acc[b] = _mm512_fmadd_ps(recombine(of_block(sums, b)), _mm512_mul_ps(d, xs), acc[b]);
             }
             if matches!(C::PACKING, Packing::W4M) {
                 let m = widen_16(&block.minima[g]);
@@ -210,20 +124,6 @@ fn add<C: Codes, const P: usize, const L: usize, const T: usize, const B: usize>
     }
 }
 
-/// The plane sums of a group before its first product.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn start<C: Codes, const P: usize, const B: usize>(part: &Part<P>, sums: &mut [[__m512i; B]; P]) {
-    let bias = match C::PACKING {
-        Packing::W8 => 128,
-        Packing::W4 => 8,
-        _ => 0,
-    };
-    for (sums, [low, high]) in sums.iter_mut().zip(part.sums) {
-        *sums = [_mm512_set1_epi32(-bias * (i32::from(low) + i32::from(high))); B];
-    }
-}
-
 /// The codes of a line, one or two quads of inputs, without sign.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -232,21 +132,16 @@ fn unsigned<C: Codes>(line: &[u8; 64]) -> [__m512i; 2] {
     if matches!(C::PACKING, Packing::W8) {
         return [_mm512_xor_si512(codes, _mm512_set1_epi8(-128)); 2];
     }
-    let mask = _mm512_set1_epi8(15);
-    [_mm512_and_si512(codes, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(codes), mask)]
+    nibbles(codes)
 }
 
-/// The `s` of the 16 rows of block `b`: the two lower planes join exactly in i32.
+/// The plane sums of block `b`.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn recombine<const P: usize, const B: usize>(sums: &[[__m512i; B]; P], b: usize) -> __m512 {
-    let mut low = sums[P - 1][b];
-    if P > 1 {
-        low = _mm512_add_epi32(low, _mm512_slli_epi32::<8>(sums[P - 2][b]));
+fn of_block<const P: usize, const B: usize>(sums: &[[__m512i; B]; P], b: usize) -> [__m512i; P] {
+    let mut res = [_mm512_setzero_si512(); P];
+    for (res, sums) in res.iter_mut().zip(sums) {
+        *res = sums[b];
     }
-    let low = _mm512_cvtepi32_ps(low);
-    if P < 3 {
-        return low;
-    }
-    _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[0][b]), _mm512_set1_ps(65536.0), low)
+    res
 }

@@ -401,9 +401,9 @@ pub enum Place {
     Scratch(u64),
     /// Byte offset in the io space.
     Io(u64),
-    /// Index into [`Plan::weights`].
+    /// Index into [`Plan::weights`](super::Plan::weights).
     Weight(u32),
-    /// Index into [`Plan::states`].
+    /// Index into [`Plan::states`](super::Plan::states).
     State(u32),
 }
 

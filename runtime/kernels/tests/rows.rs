@@ -9,7 +9,7 @@ mod common;
 mod kimi;
 
 use common::lut::{LUTS, Lut, Matrix};
-use common::{Flavor, LINEARS, Rng, tables, weights};
+use common::{Flavor, LINEARS, Rng, rounds, tables, weights};
 use half::f16;
 use waste_kernels::attention::{KvTiles, TILE, scratch_len, tiles};
 use waste_kernels::{FxRowMut, KernelTable, RowsF32, TileMut, Unary};
@@ -130,7 +130,7 @@ fn linears(linear: common::Linear, table: &KernelTable, rng: &mut Rng, seen: &mu
     let ks = [32, 64, 96, 128, 160, 320, 576];
     let tokens = [1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 31, 33, 64, 67];
     let cols = [1usize, 5, 8, 15, 16, 17, 31, 32, 48, 63, 64, 80, 100, 129];
-    for round in 0..60 {
+    for round in 0..rounds(60, 2) {
         let (k, t) = (ks[rng.below(ks.len())], tokens[rng.below(tokens.len())]);
         let n = if t * k > 8192 { cols[rng.below(7)] } else { cols[rng.below(cols.len())] };
         let flavor = if round % 2 == 0 { Flavor::Normal } else { Flavor::ALL[rng.below(Flavor::ALL.len())] };
@@ -168,7 +168,7 @@ fn quant_acts(
 
 /// Tables are private to a tier, so a build is seen through its apply and an apply through its build.
 fn luts(lut: Lut, table: &KernelTable, rng: &mut Rng, seen: &mut Seen) {
-    for round in 0..40 {
+    for round in 0..rounds(40, 4) {
         let code = VqCode::ALL[round % 3];
         let rows = [1, 5, 63, 64, 65, 128, 200][rng.below(7)];
         let positions = [1, 2, 7, 15, 16, 17, 31, 32, 33, 48, 75][rng.below(11)];

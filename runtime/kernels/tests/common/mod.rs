@@ -220,6 +220,11 @@ pub fn tables() -> Vec<(String, KernelTable)> {
     res
 }
 
+/// How often a case of made-up shapes is run: a fraction where an emulator runs it.
+pub fn rounds(usual: usize, fraction: usize) -> usize {
+    if std::env::var_os("WASTE_TEST_TIERS").is_some() { usual / fraction } else { usual }
+}
+
 /// A linear row with its operands' formats.
 #[derive(Clone, Copy)]
 pub struct Linear {

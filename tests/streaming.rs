@@ -12,7 +12,7 @@ use std::path::Path;
 
 use made::{Made, VQ2R, VQ3R, VQ4P};
 use scratch::Scratch;
-use support::{Run, hash, rel_l2, run, session};
+use support::{Run, f32s, hash, rel_l2, run, session};
 use waste::compile::{CompileOptions, compile};
 use waste::formats::ModelFiles;
 use waste::progress::Silent;
@@ -51,6 +51,22 @@ fn looked_up_experts_are_those_of_the_checkpoint() {
         for (tables, bound) in [(Tables::Fixed24, 1e-5), (Tables::F32, 1e-5), (Tables::Fixed16, 1e-3)] {
             let error = rel_l2(&logits(&load(&container, 16, tables), &Run::default()), &expected);
             assert!(error <= bound, "{} {tables:?}: {error:.2e}", code.name);
+        }
+    }
+}
+
+/// The engine that defined the format, on its scalar rows and on its widest; of VQ4P it rounds tables to bytes.
+#[test]
+fn containers_have_the_logits_of_their_engine() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/containers");
+    for (code, bound) in [("vq3r", 2e-5), ("vq4p", 5e-2)] {
+        for name in [format!("tiny-{code}"), format!("tinyk3-{code}")] {
+            let found = logits(&load(&root.join(&name), 16, Tables::Fixed24), &Run::default());
+            for rows in ["cpu", "auto"] {
+                let golden = f32s(&std::fs::read(root.join(format!("golden/{name}.{rows}.bin"))).unwrap());
+                let error = rel_l2(&found[found.len() - golden.len()..], &golden);
+                assert!(error <= bound, "{name}.{rows}: relative L2 {error:.2e}");
+            }
         }
     }
 }

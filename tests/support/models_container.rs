@@ -151,16 +151,8 @@ fn what_a_container_does_not_say_right_is_refused_by_name() {
     assert!(message.contains("expert 3 of layer 1") && message.contains("codebook_id"), "{message}");
 }
 
-/// The folder of containers that the variable names, with what their engine says of them.
-fn shared() -> PathBuf {
-    let name = "WASTE_TEST_CONTAINERS";
-    let value = std::env::var_os(name).unwrap_or_else(|| panic!("{name} must name a folder of containers"));
-    PathBuf::from(value)
-}
-
-/// Compares last-token logits with those of the engine, on its scalar rows and on its widest ones.
-fn check_golden(name: &str, limit: f64) {
-    let root = shared();
+/// Compares last-token logits of a container under `root` with those of the engine, on its scalar rows and on its widest ones.
+fn check_golden(root: &Path, name: &str, limit: f64) {
     let (files, module) = imported(&root.join(name));
     let found = logits(&files, &module, &[11]);
     for rows in ["cpu", "auto"] {
@@ -172,18 +164,20 @@ fn check_golden(name: &str, limit: f64) {
 
 /// Its tables of VQ4P are rounded to bytes, ours are exact: that is the second limit.
 #[test]
-#[ignore = "the containers are not shipped: WASTE_TEST_CONTAINERS"]
 fn containers_evaluate_as_their_engine_does() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/containers");
     for (code, limit) in [("vq3r", 2e-5), ("vq4p", 5e-2)] {
-        check_golden(&format!("tiny-{code}"), limit);
-        check_golden(&format!("tinyk3-{code}"), limit);
+        check_golden(&root, &format!("tiny-{code}"), limit);
+        check_golden(&root, &format!("tinyk3-{code}"), limit);
     }
 }
 
 /// Layers of the real width.
 #[test]
-#[ignore = "the containers are not shipped: WASTE_TEST_CONTAINERS"]
+#[ignore = "half a gigabyte each: name their folder in WASTE_TEST_CONTAINERS"]
 fn wide_containers_evaluate_as_their_engine_does() {
-    check_golden("kl4-vq3r", 2e-5);
-    check_golden("kl4-vq4p", 5e-2);
+    let name = "WASTE_TEST_CONTAINERS";
+    let root = std::env::var_os(name).unwrap_or_else(|| panic!("{name} must name a folder of containers"));
+    check_golden(Path::new(&root), "kl4-vq3r", 2e-5);
+    check_golden(Path::new(&root), "kl4-vq4p", 5e-2);
 }

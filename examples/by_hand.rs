@@ -31,6 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         max_mem: None,
         verify: true,
         check_finite: false,
+        allocations: None,
         profile: false,
         experts: waste_runtime::ExpertOptions::default(),
     };

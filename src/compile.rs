@@ -197,7 +197,8 @@ pub fn import_module(files: &ModelFiles, options: &CompileOptions) -> Result<Mod
     };
     let want = options.want.unwrap_or(options.batch);
     let usual = if files.container().is_some() { DEFAULT_TABLE_CHUNK } else { DEFAULT_CHUNK };
-    let chunk = options.chunk.unwrap_or(usual);
+    // More tokens than all rows have positions cannot come at once.
+    let chunk = options.chunk.unwrap_or(usual).min(ctx.saturating_mul(options.batch)).max(1);
     Ok(import(files, &ImportOptions { ctx, batch: options.batch, chunk, want, kv: options.kv })?)
 }
 

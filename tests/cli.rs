@@ -154,7 +154,7 @@ fn failures_are_one_line_with_a_code() {
     exec(&["--tokens", "272"]).fails(1, "prompt 1: id 272 is outside the vocabulary of 272");
     exec(&["--tokens", ""]).fails(1, "prompt 1: no tokens");
     exec(&["-p", "text"]).fails(1, "no tokenizer");
-    exec(&["--tokens", "1", "--temp", "-1"]).fails(1, "temp is -1");
+    exec(&["--tokens", "1", "--temp", "-1"]).fails(2, "expected a finite number from 0");
     exec(&["--tokens", "1", "--max-mem", "64K"]).fails(4, "65536 are allowed");
     exec(&["--tokens", "1", "--backend", "gpu"]).fails(2, "cpu:TIER");
     exec(&["--tokens", "1", "-t", "0"]).fails(2, "0");

@@ -39,6 +39,8 @@ pub struct SessionOptions {
     pub check_finite: bool,
     /// Measure each step.
     pub profile: bool,
+    /// How many allocations the process has made, if its host counts them.
+    pub allocations: Option<fn() -> u64>,
     /// How experts are streamed, if the plan has any in files.
     pub experts: ExpertOptions,
 }
@@ -69,6 +71,8 @@ pub struct Counters {
     pub weight_bytes: u64,
     /// Bytes of caches read and written, by the plan.
     pub state_bytes: u64,
+    /// Allocations that the process made while a step ran; 0 where nobody counts.
+    pub allocations: u64,
 }
 
 /// A loaded plan with memory and threads.
@@ -98,6 +102,7 @@ pub struct Session {
     cancel: Arc<AtomicBool>,
     is_verified: bool,
     check_finite: bool,
+    allocations: fn() -> u64,
     profile: Option<Profile>,
     counters: Counters,
 }
@@ -151,6 +156,7 @@ impl Session {
             cancel: Arc::new(AtomicBool::new(false)),
             is_verified: !options.verify,
             check_finite: options.check_finite,
+            allocations: options.allocations.unwrap_or(|| 0),
             profile,
             counters: Counters::default(),
             plan,
@@ -248,11 +254,14 @@ impl Session {
         let program = self.choose(batch, want)?;
         self.check_batch(batch, want)?;
         self.verify_weights()?;
+        let before = (self.allocations)();
         self.fill_inputs(batch, want);
         let call = Call { tokens: as_u32(batch.len()), want: as_u32(want.len()) };
         self.counters.forwards_scheduled += 1;
         self.walk(program, call)?;
-        self.accept(program, batch, call)
+        self.accept(program, batch, call)?;
+        self.counters.allocations += (self.allocations)() - before;
+        Ok(())
     }
 
     /// Logits of wanted row `index` of the last step: `f32[vocab]`.

@@ -136,16 +136,16 @@ impl Default for StreamArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SamplingArgs {
     /// Temperature; 0 takes the likeliest token
-    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", default_value = "0", allow_negative_numbers = true, value_parser = parse_temp)]
     pub(crate) temp: f64,
     /// Keep the K likeliest; 0 keeps all
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub(crate) top_k: usize,
     /// Keep the fewest that reach this probability together
-    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", default_value = "1", allow_negative_numbers = true, value_parser = parse_top_p)]
     pub(crate) top_p: f64,
     /// Keep those of at least this times the largest probability
-    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", default_value = "0", allow_negative_numbers = true, value_parser = parse_min_p)]
     pub(crate) min_p: f64,
     /// Seed of the generator [default: 0 at temperature 0, else from the clock]
     #[arg(short = 's', long, value_name = "SEED")]
@@ -288,6 +288,24 @@ fn positive() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..)
 }
 
+fn parse_temp(text: &str) -> Result<f64, String> {
+    number(text).filter(|it| *it >= 0.0).ok_or("expected a finite number from 0".to_owned())
+}
+
+fn parse_top_p(text: &str) -> Result<f64, String> {
+    let it = number(text).filter(|it| *it > 0.0 && *it <= 1.0);
+    it.ok_or("expected a number above 0 and at most 1".to_owned())
+}
+
+fn parse_min_p(text: &str) -> Result<f64, String> {
+    number(text).filter(|it| (0.0..=1.0).contains(it)).ok_or("expected a number from 0 to 1".to_owned())
+}
+
+/// A finite number.
+fn number(text: &str) -> Option<f64> {
+    text.parse().ok().filter(|it: &f64| it.is_finite())
+}
+
 fn parse_kv(text: &str) -> Result<DType, String> {
     [DType::F32, DType::F16].into_iter().find(|it| it.name() == text).ok_or("expected f32 or f16".to_owned())
 }
@@ -324,6 +342,21 @@ mod tests {
         for bad in ["", "a", "3-1", "1,,2", "1,0-2", "0-99999999"] {
             assert_eq!(cpus(bad), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn samplers_take_what_makes_sense() {
+        for good in ["0", "0.7", "5"] {
+            assert!(parse_temp(good).is_ok(), "{good}");
+        }
+        for bad in ["-1", "nan", "inf", "x"] {
+            assert!(
+                parse_temp(bad).is_err() && parse_top_p(bad).is_err() && parse_min_p(bad).is_err(),
+                "{bad}"
+            );
+        }
+        assert_eq!((parse_top_p("0").is_ok(), parse_top_p("1").is_ok()), (false, true));
+        assert_eq!((parse_min_p("0").is_ok(), parse_min_p("1.1").is_ok()), (true, false));
     }
 
     #[test]

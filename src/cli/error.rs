@@ -83,6 +83,15 @@ impl CliError {
         }
     }
 
+    /// Whether a weight packed into a plan is not what was packed.
+    pub(crate) fn is_damaged_weight(&self) -> bool {
+        matches!(
+            self,
+            Self::Runtime(RuntimeError::Damaged { .. })
+                | Self::Generate(GenerateError::Runtime(RuntimeError::Damaged { .. }))
+        )
+    }
+
     fn is_interrupt(&self) -> bool {
         matches!(
             self,

@@ -1,7 +1,5 @@
 //! `waste eval`: how probable a model finds a text, and the logits of given tokens.
 
-use std::fs::File;
-use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -9,6 +7,7 @@ use clap::Args;
 use serde_json::json;
 use waste::report::likelihood::{Estimate, Likelihood, Windows};
 use waste::report::npy::NpyWriter;
+use waste_plan::file::write_whole;
 use waste_plan::schema::Plan;
 use waste_runtime::{LoadedPlan, RuntimeError, Session, Token};
 
@@ -93,16 +92,20 @@ fn write_logits(args: &EvalArgs, tokens: &Path, out: &Path, cx: &Cx) -> Result<(
     let io = |err: std::io::Error| CliError::io(out, &err);
 
     let cols = loaded.plan().model.vocab as usize;
-    let file = BufWriter::new(File::create(out).map_err(io)?);
-    let mut npy = NpyWriter::new(file, u64::from(positions), cols).map_err(io)?;
     let progress = cx.progress("logits", args.quiet);
     let row_bytes = cols as u64 * 4;
-    for_each_row(&mut session, &ids, |at, logits| {
-        progress.update((at as u64 + 1) * row_bytes, u64::from(positions) * row_bytes);
-        npy.row(logits).map_err(io)
-    })?;
-    npy.finish().map_err(io)?;
-    Ok(())
+    let mut failed = Ok(());
+    let written = write_whole(out, |file| {
+        let mut npy = NpyWriter::new(file, u64::from(positions), cols)?;
+        failed = for_each_row(&mut session, &ids, |at, logits| {
+            progress.update((at as u64 + 1) * row_bytes, u64::from(positions) * row_bytes);
+            npy.row(logits).map_err(io)
+        });
+        // Missing rows are an error too, so that nothing takes the name of the file.
+        npy.finish().map(|_| ())
+    });
+    failed?;
+    Ok(written?)
 }
 
 /// `-f`: perplexity and bits per byte.

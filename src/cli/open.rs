@@ -93,6 +93,16 @@ pub(crate) fn open_plan_as(path: &Path, options: &CompileOptions) -> Result<Load
     Ok(loaded)
 }
 
+/// What to say of a plan whose model was trained for fewer positions than it has.
+pub(crate) fn beyond_training(plan: &Plan) -> Option<String> {
+    let (ctx, trained) = (plan.options.ctx, plan.model.ctx_trained);
+    (ctx > trained && trained > 0).then(|| {
+        format!(
+            "waste: note: {ctx} positions, the model was trained for {trained}: text may degrade beyond those"
+        )
+    })
+}
+
 /// A plan file opened, or a model compiled and packed in memory.
 ///
 /// # Errors
@@ -154,6 +164,7 @@ pub(crate) fn setup(
         verify: !args.no_verify,
         check_finite: args.check_finite,
         profile: false,
+        allocations: Some(cx.allocations),
         experts: ExpertOptions {
             slots,
             readers: usize::from(args.stream.read_threads),
@@ -215,6 +226,10 @@ pub(crate) fn threads(
         };
     let default = machine.default_threads();
     let cpus = args.cpus.as_ref().map(|it| it.0.clone());
+    let is_foreign = |id: &&usize| !machine.cpus.iter().any(|it| it.id == **id && it.is_allowed);
+    if let Some(foreign) = cpus.iter().flatten().find(is_foreign).filter(|_| !machine.cpus.is_empty()) {
+        return Err(CliError::Usage(format!("--cpus: this process may not run on processor {foreign}")));
+    }
     let count = asked.unwrap_or_else(|| cpus.as_ref().map_or(default.count, Vec::len));
     if count > MAX_THREADS {
         return Err(CliError::Usage(format!("{count} threads, at most {MAX_THREADS} are possible")));

@@ -65,6 +65,7 @@ impl Outcome<'_> {
             "tiles": it.tiles,
             "weight_bytes": it.weight_bytes,
             "state_bytes": it.state_bytes,
+            "allocations": it.allocations,
         })
     }
 

@@ -53,15 +53,34 @@ pub(crate) fn run(args: &RunArgs, cx: &Cx) -> Result<(), CliError> {
     let given = prompts.given()?;
     let rows = u32::try_from(given.len()).unwrap_or(u32::MAX).min(MOST_ROWS);
     let options = args.shape.options(&args.limits, rows);
-    let loaded = cached(args, &options, cx)?;
-    exec::execute(&loaded, &given, &args.generate, &args.limits, start, cx)
+    let found = cached(args, &options, cx)?;
+    if let Some(note) = open::beyond_training(found.loaded.plan()).filter(|_| !args.generate.quiet) {
+        cx.note(&note);
+    }
+    let execute =
+        |loaded: &LoadedPlan| exec::execute(loaded, &given, &args.generate, &args.limits, start, cx);
+    match (execute(&found.loaded), found.path) {
+        // Checksums are compared before the first token, so nothing was printed yet.
+        (Err(err), Some(path)) if err.is_damaged_weight() => {
+            cx.note(&format!("waste: note: {err}: compiled anew"));
+            std::fs::remove_file(&path).map_err(|err| CliError::io(&path, &err))?;
+            execute(&cached(args, &options, cx)?.loaded)
+        }
+        (outcome, _) => outcome,
+    }
+}
+
+/// A plan and its file in the cache; `None` where it was compiled in memory.
+struct Found {
+    loaded: LoadedPlan,
+    path: Option<PathBuf>,
 }
 
 /// Rows side by side by default; further prompts take their turn.
 const MOST_ROWS: u32 = 8;
 
 /// The plan from the cache, or compiled into it; compiled in memory where there is no cache.
-fn cached(args: &RunArgs, options: &CompileOptions, cx: &Cx) -> Result<LoadedPlan, CliError> {
+fn cached(args: &RunArgs, options: &CompileOptions, cx: &Cx) -> Result<Found, CliError> {
     let files = open::open_model(&args.model, cx)?;
     let folder = args.cache.clone().or_else(|| cx.env.plan_cache()).filter(|_| !args.no_cache);
     let quiet = args.generate.quiet;
@@ -71,12 +90,14 @@ fn cached(args: &RunArgs, options: &CompileOptions, cx: &Cx) -> Result<LoadedPla
     let cache = PlanCache::new(folder);
     let key = Key::new(&files, options)?;
     let found = cache.find(&key, &files, &*cx.progress("comparing", quiet));
-    if let Some(loaded) = found.and_then(|it| LoadedPlan::open(&it).ok()) {
-        return Ok(loaded);
+    if let Some(path) = found
+        && let Ok(loaded) = LoadedPlan::open(&path)
+    {
+        return Ok(Found { loaded, path: Some(path) });
     }
     let compiled = compile(&files, options, &mut |_| {})?;
     match keep(&cache, &key, &files, &compiled, quiet, cx) {
-        Ok(path) => Ok(LoadedPlan::open(&path)?),
+        Ok(path) => Ok(Found { loaded: LoadedPlan::open(&path)?, path: Some(path) }),
         Err(err) => {
             cx.note(&format!("waste: note: the plan is not kept: {err}"));
             in_memory(&compiled, quiet, cx)
@@ -98,6 +119,6 @@ fn keep(
     Ok(path)
 }
 
-fn in_memory(compiled: &Compiled, quiet: bool, cx: &Cx) -> Result<LoadedPlan, CliError> {
-    Ok(compiled.load(&*cx.progress("packing", quiet))?)
+fn in_memory(compiled: &Compiled, quiet: bool, cx: &Cx) -> Result<Found, CliError> {
+    Ok(Found { loaded: compiled.load(&*cx.progress("packing", quiet))?, path: None })
 }

@@ -3,10 +3,10 @@
 //! Everything here is one instruction; the references carry the proof that the bytes are there.
 
 use std::arch::x86_64::{
-    __m128i, __m256, __m256i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128,
-    _mm256_broadcastq_epi64, _mm256_castpd_ps, _mm256_castps_pd, _mm256_cvtph_ps, _mm256_loadu_ps,
-    _mm256_loadu_si256, _mm256_set1_epi32, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_unpackhi_pd,
-    _mm256_unpackhi_ps, _mm256_unpacklo_pd, _mm256_unpacklo_ps,
+    __m128i, __m256, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128, _mm256_castpd_ps,
+    _mm256_castps_pd, _mm256_cvtph_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_epi32,
+    _mm256_storeu_ps, _mm256_storeu_si256, _mm256_unpackhi_pd, _mm256_unpackhi_ps, _mm256_unpacklo_pd,
+    _mm256_unpacklo_ps,
 };
 
 use half::f16;
@@ -108,13 +108,12 @@ pub(crate) fn splat_4(src: [u8; 4]) -> __m256i {
     _mm256_set1_epi32(i32::from_le_bytes(src))
 }
 
-/// 4 words repeated 4 times.
+/// 2 words repeated 8 times.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(crate) fn splat_words(src: &[i16; 4]) -> __m256i {
-    // SAFETY: `src` is 8 readable bytes; the load has no alignment demand.
-    let low = unsafe { _mm_loadl_epi64(src.as_ptr().cast()) };
-    _mm256_broadcastq_epi64(low)
+pub(crate) fn splat_pair(src: [i16; 2]) -> __m256i {
+    let [[a, b], [c, d]] = src.map(i16::to_le_bytes);
+    splat_4([a, b, c, d])
 }
 
 /// 16 f16 numbers as f32.

@@ -4,16 +4,15 @@
 //! 128, which runs from −32,768 to 32,767 and so just fits; Σ w·(256·m + l) = Σ w·b − 128·Σ w. All exact:
 //! |Σ w·b| ≤ 32 · 2^7 · 2^15 = 2^27, and f32(256·M + L) is what the definition makes of M and L (its module).
 //!
-//! A register holds 4 inputs of 4 rows; a row's two i32 lanes are joined at the end of a group. Four registers are
-//! rows 0–3, 4–7, 8–11, 12–15; joining two of them gives rows 0 1 4 5 2 3 6 7, the order of all f32 registers here
-//! ("crossed"): scales are loaded that way, and accumulators cross when they are loaded and stored.
+//! A register holds 2 inputs of 8 rows, so that a row's sum is one i32 lane. The 4 bytes that a quad of codes has of each row
+//! become two such registers by shifts alone: bytes 0 and 2 of a row, then 1 and 3. Activations are laid out in that
+//! order ("paired"); as sums are exact, the order means nothing otherwise.
 
 use std::arch::x86_64::{
-    __m256, __m256i, _mm_shuffle_epi32, _mm256_add_epi16, _mm256_add_epi32, _mm256_castpd_ps,
-    _mm256_castps_pd, _mm256_castps_si256, _mm256_castsi256_ps, _mm256_cvtepi8_epi16, _mm256_cvtepi32_ps,
-    _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_permute4x64_epi64,
-    _mm256_permute4x64_pd, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_ps, _mm256_setzero_ps,
-    _mm256_setzero_si256, _mm256_shuffle_ps,
+    __m256, __m256i, _mm256_add_epi16, _mm256_add_epi32, _mm256_castsi256_si128, _mm256_cvtepi8_epi16,
+    _mm256_cvtepi32_ps, _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_madd_epi16, _mm256_maddubs_epi16,
+    _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_ps, _mm256_setr_epi8, _mm256_setzero_ps,
+    _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_slli_epi16, _mm256_srai_epi16,
 };
 use std::hint::black_box;
 use std::ops::Range;
@@ -22,7 +21,7 @@ use waste_plan::{FX_GROUP, LANES, Packing};
 
 use super::{AHEAD, TOKENS, scale_step};
 use crate::avx2::{
-    load_16, load_32, load_pair, load_words, prefetch, splat_words, store_pair, store_words, with_lanes,
+    load_32, load_pair, load_words, prefetch, splat_pair, store_pair, store_words, widen_halves, with_lanes,
 };
 use crate::linear::check;
 use crate::linear::portable::GROUP;
@@ -34,8 +33,6 @@ const GROUPS: usize = FX_GROUP / GROUP;
 const GROUP_BYTES: usize = GROUP * LANES;
 /// Quads of inputs in a group.
 const QUADS: usize = GROUP / 4;
-/// The order of f32 registers, as 64-bit pairs of rows; its own inverse.
-const CROSSED: i32 = 0b11_01_10_00;
 
 macro_rules! rows {
     ($($name:ident: $planes:literal, $words:literal, $tokens:literal;)+) => {
@@ -46,32 +43,34 @@ macro_rules! rows {
     };
 }
 
+// Eight registers of sums each: 16 rows, so many words and tokens.
 rows! {
-    fixed24: 3, 2, 1;
-    fixed16: 2, 1, 2;
-    fixed8: 1, 1, 2;
+    fixed24: 3, 2, 2;
+    fixed16: 2, 1, 4;
+    fixed8: 1, 1, 4;
 }
 
-/// One weight group's part of one token, in i16 operands.
+/// One weight group's part of one token, in i16 operands, highest first.
 #[derive(Clone, Copy)]
 struct Part<const WORDS: usize> {
-    words: [[i16; GROUP]; WORDS],
+    /// Per quad of inputs two registers' worth of 16 words, of which every pair is `[0, 2]` or `[1, 3]` of the quad.
+    words: [[[i16; 16]; 2]; WORDS],
     xs: f32,
 }
 
 /// The widened codes and the scales of one block over a chunk.
 struct Panel {
     codes: [[[[i16; 16]; 4]; QUADS]; GROUPS],
-    /// −128 · Σ w per row, crossed.
+    /// −128 · Σ w per row, as i32.
     shifts: [[[i16; 16]; 2]; GROUPS],
-    /// Crossed.
     scales: [[f32; LANES]; GROUPS],
 }
 
-/// What the matrix product keeps of one chunk of inputs.
+/// What the matrix product keeps of one chunk of inputs; in whole cache lines, so that no load of codes needs two.
+#[repr(align(64))]
 struct Scratch<const WORDS: usize> {
-    parts: [[Part<WORDS>; GROUPS]; TOKENS],
     panel: Panel,
+    parts: [[Part<WORDS>; GROUPS]; TOKENS],
 }
 
 #[inline]
@@ -89,7 +88,7 @@ fn linear<const PLANES: usize, const WORDS: usize, const T: usize>(
     if y.rows() == 1 {
         return one_token::<PLANES, WORDS>(w, k, x, y);
     }
-    let mut scratch = Scratch { parts: [[Part::<WORDS>::ZERO; GROUPS]; TOKENS], panel: Panel::zeroed() };
+    let mut scratch = Scratch { panel: Panel::zeroed(), parts: [[Part::<WORDS>::ZERO; GROUPS]; TOKENS] };
     for from in (0..y.rows()).step_by(TOKENS) {
         let tokens = from..y.rows().min(from + TOKENS);
         for chunk in 0..k.div_ceil(FX_GROUP) {
@@ -125,58 +124,81 @@ impl<const WORDS: usize> Scratch<WORDS> {
 }
 
 impl<const WORDS: usize> Part<WORDS> {
-    const ZERO: Self = Self { words: [[0; GROUP]; WORDS], xs: 0.0 };
+    const ZERO: Self = Self { words: [[[0; 16]; 2]; WORDS], xs: 0.0 };
 }
 
 /// The rows of one token.
 struct Token<'a, const PLANES: usize> {
-    planes: [&'a [[i8; GROUP]]; PLANES],
+    planes: [&'a [[u8; GROUP]]; PLANES],
     xs: &'a [f32],
 }
 
 impl<'a, const PLANES: usize> Token<'a, PLANES> {
     #[inline(always)]
     fn new(x: &FxRows<'a>, t: usize) -> Self {
-        Self { planes: std::array::from_fn(|p| x.plane(t, p).as_chunks().0), xs: x.xs(t) }
+        Self { planes: std::array::from_fn(|p| x.plane_bytes(t, p).as_chunks().0), xs: x.xs(t) }
     }
 
-    /// The part of group `g`: the operands that the module names, highest first.
-    #[inline(always)]
+    /// The part of group `g`: the operands that the module names.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
     fn part<const WORDS: usize>(&self, g: usize, part: &mut Part<WORDS>) {
         part.xs = self.xs[g / GROUPS];
-        let low = self.planes[PLANES - 1][g];
-        let words = &mut part.words[WORDS - 1];
-        if PLANES == 1 {
-            *words = low.map(i16::from);
-        } else {
+        let mut words = paired(&self.planes[PLANES - 1][g]);
+        if PLANES > 1 {
             // 256·m + l + 128 is in range; without the 128 it is for fixed16 only, where nothing can wrap.
-            let bias = if PLANES == 3 { 128 } else { 0 };
-            for ((word, l), m) in words.iter_mut().zip(low).zip(self.planes[PLANES - 2][g]) {
-                *word = (i16::from(m) << 8).wrapping_add(i16::from(l) + bias);
+            let bias = _mm256_set1_epi16(if PLANES == 3 { 128 } else { 0 });
+            let high = paired(&self.planes[PLANES - 2][g]);
+            for (word, high) in words.iter_mut().zip(high) {
+                let low = _mm256_add_epi16(*word, bias);
+                *word = _mm256_add_epi16(_mm256_slli_epi16::<8>(high), low);
             }
         }
+        store_two(&mut part.words[WORDS - 1], words);
         if PLANES == 3 {
-            part.words[0] = self.planes[0][g].map(i16::from);
+            store_two(&mut part.words[0], paired(&self.planes[0][g]));
         }
     }
 }
 
-/// Sums of 16 rows of one operand: 4 rows a register, two i32 lanes each.
-type Sums = [__m256i; 4];
+/// A group's bytes as words, paired.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn paired(plane: &[u8; GROUP]) -> [__m256i; 2] {
+    let order = _mm256_setr_epi8(
+        0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14,
+        13, 15,
+    );
+    let bytes = _mm256_shuffle_epi8(load_32(plane), order);
+    let high = _mm256_extracti128_si256::<1>(bytes);
+    [_mm256_cvtepi8_epi16(_mm256_castsi256_si128(bytes)), _mm256_cvtepi8_epi16(high)]
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn store_two(dst: &mut [[i16; 16]; 2], words: [__m256i; 2]) {
+    store_words(&mut dst[0], words[0]);
+    store_words(&mut dst[1], words[1]);
+}
+
+/// Sums of 16 rows of one operand.
+type Sums = [__m256i; 2];
 
 /// Adds the products of 4 inputs of 16 rows.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn add_quad<const WORDS: usize>(sums: &mut [Sums; WORDS], codes: [__m256i; 4], part: &Part<WORDS>, q: usize) {
     for (sums, words) in sums.iter_mut().zip(&part.words) {
-        let x = splat_words(&words.as_chunks::<4>().0[q]);
-        for (sum, codes) in sums.iter_mut().zip(codes) {
-            *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(codes, x));
-        }
+        let (pairs, _) = words.as_flattened().as_chunks::<2>();
+        let (even, odd) = (splat_pair(pairs[2 * q]), splat_pair(pairs[2 * q + 1]));
+        sums[0] = _mm256_add_epi32(sums[0], _mm256_madd_epi16(codes[0], even));
+        sums[1] = _mm256_add_epi32(sums[1], _mm256_madd_epi16(codes[1], even));
+        sums[0] = _mm256_add_epi32(sums[0], _mm256_madd_epi16(codes[2], odd));
+        sums[1] = _mm256_add_epi32(sums[1], _mm256_madd_epi16(codes[3], odd));
     }
 }
 
-/// The scale step of a finished group; `shift` is −128 · Σ w, crossed like everything here.
+/// The scale step of a finished group; `shift` is −128 · Σ w.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn finish<const WORDS: usize>(
@@ -188,34 +210,25 @@ fn finish<const WORDS: usize>(
 ) {
     let xs = _mm256_set1_ps(xs);
     for half in 0..2 {
-        let joined = |sums: &Sums| join(sums[2 * half], sums[2 * half + 1]);
-        let low = joined(&sums[WORDS - 1]);
+        let low = sums[WORDS - 1][half];
         let s = if WORDS == 1 {
             _mm256_cvtepi32_ps(low)
         } else {
             let low = _mm256_cvtepi32_ps(_mm256_add_epi32(low, shift[half]));
-            _mm256_fmadd_ps(_mm256_cvtepi32_ps(joined(&sums[0])), _mm256_set1_ps(65536.0), low)
+            _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[0][half]), _mm256_set1_ps(65536.0), low)
         };
         acc[half] = scale_step(s, d[half], xs, acc[half]);
     }
 }
 
-/// The sums of 8 rows, crossed, from two lanes each.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn join(a: __m256i, b: __m256i) -> __m256i {
-    let (a, b) = (_mm256_castsi256_ps(a), _mm256_castsi256_ps(b));
-    let even = _mm256_castps_si256(_mm256_shuffle_ps::<0x88>(a, b));
-    let odd = _mm256_castps_si256(_mm256_shuffle_ps::<0xdd>(a, b));
-    _mm256_add_epi32(even, odd)
-}
-
-/// 16 codes of 4 rows each, in words.
+/// 4 codes of 16 rows in words: bytes 0 and 2 of rows 0–7, of rows 8–15, then bytes 1 and 3.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn widen_quad(codes: &[u8; 64]) -> [__m256i; 4] {
-    let (quarters, _) = codes.as_chunks::<16>();
-    std::array::from_fn(|i| _mm256_cvtepi8_epi16(load_16(&quarters[i])))
+    let (halves, _) = codes.as_chunks::<32>();
+    let (low, high) = (load_32(&halves[0]), load_32(&halves[1]));
+    let even = |bytes| _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(bytes));
+    [even(low), even(high), _mm256_srai_epi16::<8>(low), _mm256_srai_epi16::<8>(high)]
 }
 
 /// Adds 4 codes of each row to its two word lanes: at most 32 · 128 in all.
@@ -227,26 +240,12 @@ fn add_codes(sums: &mut [__m256i; 2], codes: &[u8; 64]) {
     }
 }
 
-/// −128 · Σ w per row, crossed, from the word lanes of a group.
+/// −128 · Σ w per row, from the word lanes of a group.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn shift(sums: [__m256i; 2]) -> [__m256i; 2] {
-    sums.map(|sum| _mm256_permute4x64_epi64::<CROSSED>(_mm256_madd_epi16(sum, _mm256_set1_epi16(-128))))
-}
-
-/// 16 scales, crossed.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn crossed_scales(src: &[u8; 2 * LANES]) -> [__m256; 2] {
-    let (parts, _) = src.as_chunks::<16>();
-    std::array::from_fn(|i| _mm256_cvtph_ps(_mm_shuffle_epi32::<CROSSED>(load_16(&parts[i]))))
-}
-
-/// Crosses accumulators, or uncrosses them.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn cross(acc: [__m256; 2]) -> [__m256; 2] {
-    acc.map(|acc| _mm256_castpd_ps(_mm256_permute4x64_pd::<CROSSED>(_mm256_castps_pd(acc))))
+    let factor = _mm256_set1_epi16(-128);
+    [_mm256_madd_epi16(sums[0], factor), _mm256_madd_epi16(sums[1], factor)]
 }
 
 impl Panel {
@@ -274,10 +273,8 @@ impl Panel {
                     store_words(words, wide);
                 }
             }
-            for (words, shift) in self.shifts[g].iter_mut().zip(shift(sums)) {
-                store_words(words, shift);
-            }
-            store_pair(&mut self.scales[g], crossed_scales(scales));
+            store_two(&mut self.shifts[g], shift(sums));
+            store_pair(&mut self.scales[g], widen_halves(scales));
         }
     }
 
@@ -293,26 +290,35 @@ impl Panel {
     ) {
         let mut acc = [[_mm256_setzero_ps(); 2]; T];
         for (t, acc) in acc.iter_mut().enumerate() {
-            with_lanes(y.row_mut(at + t), |lanes| *acc = cross(load_pair(lanes)));
+            with_lanes(y.row_mut(at + t), |lanes| *acc = load_pair(lanes));
+            // Rows of a tile are far apart, often in the same set of the cache.
+            if at + t + T < y.rows() {
+                prefetch(y.row_mut(at + t + T), 0);
+            }
         }
         // A count that the compiler does not see keeps this a loop: unrolled, it runs out of registers.
         let quads = black_box(QUADS);
         for g in 0..groups.min(GROUPS) {
-            let mut sums = [[[_mm256_setzero_si256(); 4]; WORDS]; T];
+            let mut sums = [[[_mm256_setzero_si256(); 2]; WORDS]; T];
             for (q, codes) in self.codes[g].iter().take(quads).enumerate() {
-                let codes = codes.each_ref().map(|codes| load_words(codes));
+                let codes = [
+                    load_words(&codes[0]),
+                    load_words(&codes[1]),
+                    load_words(&codes[2]),
+                    load_words(&codes[3]),
+                ];
                 for (sums, parts) in sums.iter_mut().zip(parts) {
                     add_quad(sums, codes, &parts[g], q);
                 }
             }
-            let shift = self.shifts[g].each_ref().map(|shift| load_words(shift));
+            let shift = [load_words(&self.shifts[g][0]), load_words(&self.shifts[g][1])];
             let d = load_pair(&self.scales[g]);
             for ((sums, parts), acc) in sums.iter().zip(parts).zip(&mut acc) {
                 finish(sums, shift, d, parts[g].xs, acc);
             }
         }
         for (t, acc) in acc.iter().enumerate() {
-            with_lanes(y.row_mut(at + t), |lanes| store_pair(lanes, cross(*acc)));
+            with_lanes(y.row_mut(at + t), |lanes| store_pair(lanes, *acc));
         }
     }
 }
@@ -355,14 +361,14 @@ fn block_times_token<const WORDS: usize>(
 ) {
     let codes = &block[from * GROUP_BYTES..Packing::W8.payload_bytes(k)];
     let scales = &block[Packing::W8.payload_bytes(k) + from * 2 * LANES..];
-    let mut acc = cross(load_pair(lanes));
+    let mut acc = load_pair(lanes);
     let (codes, _) = codes.as_chunks::<GROUP_BYTES>();
     let (scales, _) = scales.as_chunks::<{ 2 * LANES }>();
     // A count that the compiler does not see keeps this a loop: unrolled, it holds all broadcasts at once and spills.
     let quads = black_box(QUADS);
     for ((codes, scales), part) in codes.iter().zip(scales).zip(parts) {
         prefetch(scales, block.len());
-        let mut sums = [[_mm256_setzero_si256(); 4]; WORDS];
+        let mut sums = [[_mm256_setzero_si256(); 2]; WORDS];
         let mut of_codes = [_mm256_setzero_si256(); 2];
         for (q, codes) in codes.as_chunks::<64>().0.iter().take(quads).enumerate() {
             prefetch(codes, AHEAD);
@@ -371,7 +377,7 @@ fn block_times_token<const WORDS: usize>(
             }
             add_quad(&mut sums, widen_quad(codes), part, q);
         }
-        finish(&sums, shift(of_codes), crossed_scales(scales), part.xs, &mut acc);
+        finish(&sums, shift(of_codes), widen_halves(scales), part.xs, &mut acc);
     }
-    store_pair(lanes, cross(acc));
+    store_pair(lanes, acc);
 }

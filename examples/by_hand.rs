@@ -31,7 +31,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         max_mem: None,
         verify: true,
         check_finite: false,
-        allocations: None,
         profile: false,
         experts: waste_runtime::ExpertOptions::default(),
     };

@@ -23,7 +23,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         max_mem: Some(1 << 30),
         verify: true,
         check_finite: false,
-        allocations: None,
         profile: false,
         experts: waste_runtime::ExpertOptions::default(),
     };

@@ -13,18 +13,14 @@
 mod cli;
 mod env;
 
-use std::alloc::System;
 use std::process::ExitCode;
 
-use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+use waste_runtime::sys::CountingAllocator;
 
-/// The system's allocator, counted: `exec -o json` shows that no step allocates.
+/// `exec -o json` shows that no step allocates.
 #[global_allocator]
-static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn main() -> ExitCode {
-    cli::main(|| {
-        let stats = ALLOCATOR.stats();
-        (stats.allocations + stats.reallocations) as u64
-    })
+    cli::main()
 }

@@ -8,7 +8,7 @@
 //! - the bits of the logits depend on the tokens of their row alone.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use waste_kernels::{CpuFeatures, Isa, KernelTable};
 use waste_plan::schema::{Place, Plan, PortName, Program, State, StateKind, Step, StepKind};
@@ -20,6 +20,7 @@ use crate::experts::ExpertError;
 use crate::loaded::LoadedPlan;
 use crate::profile::Profile;
 use crate::stream::{ExpertOptions, ExpertSource};
+use crate::sys::thread_allocations;
 use crate::team::{Member, Team};
 
 /// How a session runs.
@@ -39,8 +40,6 @@ pub struct SessionOptions {
     pub check_finite: bool,
     /// Measure each step.
     pub profile: bool,
-    /// How many allocations the process has made, if its host counts them.
-    pub allocations: Option<fn() -> u64>,
     /// How experts are streamed, if the plan has any in files.
     pub experts: ExpertOptions,
 }
@@ -71,7 +70,8 @@ pub struct Counters {
     pub weight_bytes: u64,
     /// Bytes of caches read and written, by the plan.
     pub state_bytes: u64,
-    /// Allocations that the process made while a step ran; 0 where nobody counts.
+    /// Allocations that threads of the session made in steps; 0 where
+    /// [`CountingAllocator`](crate::sys::CountingAllocator) is not installed.
     pub allocations: u64,
 }
 
@@ -102,7 +102,6 @@ pub struct Session {
     cancel: Arc<AtomicBool>,
     is_verified: bool,
     check_finite: bool,
-    allocations: fn() -> u64,
     profile: Option<Profile>,
     counters: Counters,
 }
@@ -156,7 +155,6 @@ impl Session {
             cancel: Arc::new(AtomicBool::new(false)),
             is_verified: !options.verify,
             check_finite: options.check_finite,
-            allocations: options.allocations.unwrap_or(|| 0),
             profile,
             counters: Counters::default(),
             plan,
@@ -254,13 +252,13 @@ impl Session {
         let program = self.choose(batch, want)?;
         self.check_batch(batch, want)?;
         self.verify_weights()?;
-        let before = (self.allocations)();
+        let before = thread_allocations();
         self.fill_inputs(batch, want);
         let call = Call { tokens: as_u32(batch.len()), want: as_u32(want.len()) };
         self.counters.forwards_scheduled += 1;
         self.walk(program, call)?;
         self.accept(program, batch, call)?;
-        self.counters.allocations += (self.allocations)() - before;
+        self.counters.allocations += thread_allocations() - before;
         Ok(())
     }
 
@@ -392,11 +390,12 @@ impl Session {
         if let Some(experts) = exec.experts {
             experts.begin();
         }
-        let tiles = AtomicUsize::new(0);
+        let (tiles, allocations) = (AtomicUsize::new(0), AtomicU64::new(0));
         let bad_step = AtomicU32::new(u32::MAX);
         let (cancel, scratch, check) = (&self.cancel, &self.scratch, self.check_finite);
         let clock = self.profile.as_ref().map(|it| it.clock(program));
         let job = |member: &mut Member<'_>| {
+            let before = thread_allocations();
             let mut scratch = scratch[member.index].lock().expect("each thread has its own");
             let mut done = 0;
             let mut at = 0;
@@ -422,9 +421,14 @@ impl Session {
                 at = next_step(&exec, steps, claims, at);
             }
             tiles.fetch_add(done, Ordering::Relaxed);
+            // The caller's are counted around the whole step.
+            if member.index > 0 {
+                allocations.fetch_add(thread_allocations() - before, Ordering::Relaxed);
+            }
         };
         self.counters.barriers += self.team.run(&job)?;
         self.counters.tiles += tiles.into_inner() as u64;
+        self.counters.allocations += allocations.into_inner();
         if let Some(experts) = &self.experts {
             match experts.end(self.cancel.load(Ordering::Relaxed)) {
                 Ok(()) | Err(ExpertError::Cancelled) => {}

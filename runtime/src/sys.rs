@@ -11,6 +11,7 @@
 //!
 //! Deliberately absent: any choice by the size of a model, and NUMA.
 
+mod allocations;
 mod cgroup;
 mod cpu_list;
 mod topology;
@@ -21,6 +22,7 @@ mod tests;
 use std::collections::BTreeSet;
 use std::fmt;
 
+pub use allocations::{CountingAllocator, thread_allocations};
 use cpu_list::parse_cpu_list;
 
 /// The text of a file, if it can be read.

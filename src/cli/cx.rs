@@ -20,13 +20,11 @@ pub(crate) struct Cx {
     pub(crate) env: Env,
     /// Ctrl-C.
     pub(crate) interrupt: Interrupt,
-    /// How many allocations this process has made.
-    pub(crate) allocations: fn() -> u64,
 }
 
 impl Cx {
-    pub(crate) fn new(env: Env, allocations: fn() -> u64) -> Self {
-        Self { env, interrupt: Interrupt::default(), allocations }
+    pub(crate) fn new(env: Env) -> Self {
+        Self { env, interrupt: Interrupt::default() }
     }
 
     /// Writes to stdout at once.

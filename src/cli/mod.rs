@@ -105,9 +105,9 @@ impl Verb {
     }
 }
 
-/// Parses the command line, runs the verb, says what went wrong; `allocations` counts those of the process.
-pub(crate) fn main(allocations: fn() -> u64) -> ExitCode {
-    let cx = Cx::new(Env::read(), allocations);
+/// Parses the command line, runs the verb, says what went wrong.
+pub(crate) fn main() -> ExitCode {
+    let cx = Cx::new(Env::read());
     let outcome = parse(&cx).and_then(|cli| match cli {
         Some(cli) => start_log(&cli, &cx).and_then(|()| cli.verb.run(&cx)),
         None => Ok(()),

@@ -164,7 +164,6 @@ pub(crate) fn setup(
         verify: !args.no_verify,
         check_finite: args.check_finite,
         profile: false,
-        allocations: Some(cx.allocations),
         experts: ExpertOptions {
             slots,
             readers: usize::from(args.stream.read_threads),

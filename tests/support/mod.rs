@@ -123,7 +123,6 @@ pub(crate) fn session(loaded: &LoadedPlan, how: &Run) -> Session {
         max_mem: None,
         verify: true,
         check_finite: false,
-        allocations: None,
         profile: false,
         experts: how.experts.clone(),
     };

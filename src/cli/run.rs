@@ -31,6 +31,13 @@ pub(crate) struct RunArgs {
     shape: ShapeArgs,
     #[command(flatten)]
     limits: LimitArgs,
+    #[command(flatten)]
+    keep: KeepArgs,
+}
+
+/// Where plans of models are kept between calls.
+#[derive(Args, Debug)]
+pub(crate) struct KeepArgs {
     /// Where compiled plans are kept [default: the user's cache folder]
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
@@ -53,7 +60,7 @@ pub(crate) fn run(args: &RunArgs, cx: &Cx) -> Result<(), CliError> {
     let given = prompts.given()?;
     let rows = u32::try_from(given.len()).unwrap_or(u32::MAX).min(MOST_ROWS);
     let options = args.shape.options(&args.limits, rows);
-    let loaded = cached(args, &options, cx)?;
+    let loaded = cached(&args.model, &args.keep, args.generate.quiet, &options, cx)?;
     exec::execute(&loaded, &given, &args.generate, &args.limits, start, cx)
 }
 
@@ -61,10 +68,18 @@ pub(crate) fn run(args: &RunArgs, cx: &Cx) -> Result<(), CliError> {
 const MOST_ROWS: u32 = 8;
 
 /// The plan from the cache, or compiled into it; compiled in memory where there is no cache.
-fn cached(args: &RunArgs, options: &CompileOptions, cx: &Cx) -> Result<LoadedPlan, CliError> {
-    let files = open::open_model(&args.model, cx)?;
+///
+/// # Errors
+/// Those of reading, compiling and loading; a cache that cannot be written is only noted.
+pub(crate) fn cached(
+    model: &Path,
+    args: &KeepArgs,
+    quiet: bool,
+    options: &CompileOptions,
+    cx: &Cx,
+) -> Result<LoadedPlan, CliError> {
+    let files = open::open_model(model, cx)?;
     let folder = args.cache.clone().or_else(|| cx.env.plan_cache()).filter(|_| !args.no_cache);
-    let quiet = args.generate.quiet;
     let Some(folder) = folder else {
         return in_memory(&compile(&files, options, &mut |_| {})?, quiet, cx);
     };
@@ -75,7 +90,7 @@ fn cached(args: &RunArgs, options: &CompileOptions, cx: &Cx) -> Result<LoadedPla
         return Ok(loaded);
     }
     let compiled = compile(&files, options, &mut |_| {})?;
-    match keep(&cache, &key, &files, &compiled, quiet, cx) {
+    match store(&cache, &key, &files, &compiled, quiet, cx) {
         Ok(path) => Ok(LoadedPlan::open(&path)?),
         Err(err) => {
             cx.note(&format!("waste: note: the plan is not kept: {err}"));
@@ -84,7 +99,7 @@ fn cached(args: &RunArgs, options: &CompileOptions, cx: &Cx) -> Result<LoadedPla
     }
 }
 
-fn keep(
+fn store(
     cache: &PlanCache,
     key: &Key,
     files: &ModelFiles,

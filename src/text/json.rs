@@ -116,6 +116,7 @@ impl TokenizerSpec {
             prefix: around.prefix,
             suffix: around.suffix,
             stop_ids: Vec::new(),
+            chat: None,
         };
         spec.checked(file)
     }
@@ -157,6 +158,7 @@ impl TokenizerSpec {
             suffix: Vec::new(),
             bos: None,
             stop_ids: Vec::new(),
+            chat: None,
         };
         spec.checked(file)
     }

@@ -116,6 +116,7 @@ impl TokenizerSpec {
             suffix: Vec::new(),
             bos: None,
             stop_ids: Vec::new(),
+            chat: None,
         };
         spec.checked(file)
     }

@@ -6,7 +6,7 @@
 //! - decoding is the concatenation of each token's bytes, so that a stream equals the whole;
 //! - BOS and EOS around a text have one owner, the spec: the `tokenizers` crate adds none.
 //!
-//! Deliberately absent: chat templates.
+//! Deliberately absent: chat templates (`super::chat`).
 
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper};
@@ -96,6 +96,20 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::encode`].
     pub fn encode_with_specials(&self, text: &str) -> Result<Vec<u32>> {
+        self.encode_template(text, None)
+    }
+
+    /// As [`Tokenizer::encode_with_specials`], of a text in which `mark` means nothing, but parts what would else be a
+    /// control token.
+    pub(crate) fn encode_marked(&self, text: &str, mark: char) -> Result<Vec<u32>> {
+        self.encode_template(text, Some(mark))
+    }
+
+    fn encode_template(&self, text: &str, mark: Option<char>) -> Result<Vec<u32>> {
+        let encode = |piece: &str, ids: &mut Vec<u32>| match mark {
+            Some(mark) if piece.contains(mark) => self.encode_piece(&piece.replace(mark, ""), ids),
+            _ => self.encode_piece(piece, ids),
+        };
         let mut ids = Vec::new();
         let mut start = 0;
         let mut at = 0;
@@ -105,7 +119,7 @@ impl Tokenizer {
                 continue;
             };
             let before = &text[start..at];
-            self.encode_piece(if control.by.lstrip { before.trim_end() } else { before }, &mut ids)?;
+            encode(if control.by.lstrip { before.trim_end() } else { before }, &mut ids)?;
             ids.push(control.id);
             at += control.text.len();
             if control.by.rstrip {
@@ -113,7 +127,7 @@ impl Tokenizer {
             }
             start = at;
         }
-        self.encode_piece(&text[start..], &mut ids)?;
+        encode(&text[start..], &mut ids)?;
         Ok(ids)
     }
 
@@ -150,6 +164,12 @@ impl Tokenizer {
     #[must_use]
     pub fn control_id(&self, text: &str) -> Option<u32> {
         self.controls.iter().find(|it| it.text == text).map(|it| it.id)
+    }
+
+    /// The texts of all control tokens, longest first.
+    #[must_use]
+    pub fn control_texts(&self) -> Vec<&str> {
+        self.controls.iter().map(|it| it.text.as_str()).collect()
     }
 
     /// What an empty prompt starts from.

@@ -13,13 +13,14 @@ use waste::generate::{Continuation, Generation, Pace, StopReason};
 use waste::text::{ChatTemplate, TextError, TokenizerSpec, Zoned};
 use waste_runtime::LoadedPlan;
 
-use super::args::{Form, LimitArgs, MachineArgs, SamplingArgs, ShapeArgs, TargetArg, read_text};
+use super::args::{Form, LimitArgs, MachineArgs, SamplingArgs, ShapeArgs, TargetArg};
 use super::cx::Cx;
 use super::error::CliError;
 use super::exec::{rules, stop_note};
 use super::open::{self, Setup};
 use super::outcome::Outcome;
 use super::run::{KeepArgs, cached};
+use super::tokenize::chat_template;
 use input::{Input, Lines};
 
 /// Arguments of `waste chat`.
@@ -108,19 +109,14 @@ fn load(args: &ChatArgs, cx: &Cx) -> Result<LoadedPlan, CliError> {
 
 /// The tokenizer as data, and the template: that of the flag, else the model's own.
 fn template(loaded: &LoadedPlan, args: &ChatArgs) -> Result<(TokenizerSpec, ChatTemplate), CliError> {
-    let name = args.target.target.display();
+    let target = &args.target.target;
     if loaded.text().is_empty() {
+        let name = target.display();
         return Err(CliError::Input(format!("{name}: has no tokenizer, which a chat needs")));
     }
     let spec = TokenizerSpec::from_section(loaded.text())?;
-    let template = match &args.template {
-        Some(path) => Some(ChatTemplate::for_tokenizer(&path.to_string_lossy(), read_text(path)?, &spec)?),
-        None => spec.chat_template().cloned(),
-    };
-    let missing = || {
-        CliError::Input(format!("{name}: has no chat template: give one with --template, or use 'waste run'"))
-    };
-    Ok((spec, template.ok_or_else(missing)?))
+    let template = chat_template(&spec, args.template.as_deref(), target)?;
+    Ok((spec, template))
 }
 
 fn nothing() -> Generation {

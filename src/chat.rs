@@ -12,6 +12,7 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use jiff::tz::TimeZone;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use waste_runtime::{RuntimeError, Session};
@@ -124,6 +125,8 @@ impl Chat {
         now: Zoned,
         seed: u64,
     ) -> Self {
+        // A zone's name means nothing where its rules are not installed.
+        let now = now.with_time_zone(TimeZone::fixed(now.offset()));
         let (messages, ids) = (Vec::new(), Vec::new());
         let mut chat = Self { session, tokenizer, template, system, messages, ids, shown: None, now, seed };
         chat.reset();

@@ -34,7 +34,7 @@ fn smollm2_spec() -> TokenizerSpec {
 
 /// The time that the references were made for.
 fn then() -> Zoned {
-    "2026-03-09T14:05:06+00:00[UTC]".parse().unwrap()
+    jiff::civil::date(2026, 3, 9).at(14, 5, 6, 0).to_zoned(jiff::tz::TimeZone::UTC).unwrap()
 }
 
 fn template(source: &str) -> ChatTemplate {

@@ -152,14 +152,8 @@ mod smollm2 {
         let template = spec.chat_template().unwrap().clone();
         assert_eq!(template.source(), include_str!("data/chat/chatml.jinja"));
         let session = super::support::session(&loaded, &Run { threads: 2, ..Run::default() });
-        let mut chat = Chat::new(
-            session,
-            spec.build().unwrap(),
-            template,
-            None,
-            "2026-03-09T00:00[UTC]".parse().unwrap(),
-            0,
-        );
+        let mut chat =
+            Chat::new(session, spec.build().unwrap(), template, None, waste::text::Zoned::default(), 0);
         let options = TurnOptions {
             budget: Some(60),
             sampling: SamplerOptions { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 },

@@ -154,6 +154,38 @@ fn a_saved_conversation_goes_on_with_the_same_bits() {
     }
 }
 
+/// Sessions saved before there were notes have a shorter header.
+#[test]
+fn a_session_of_the_format_before_is_read() {
+    let dir = Scratch::new("chat-version");
+    let loaded = llama(&dir, 256);
+    let mut first = session(&loaded, &Run::default());
+    first.step(&[waste_runtime::Token { row: 0, id: 3 }], &[0]).unwrap();
+    let file = dir.path().join("s.bin");
+    first.save(0, &[3, 5], &file).unwrap();
+    let bytes = std::fs::read(&file).unwrap();
+    let with_crc = |mut body: Vec<u8>| {
+        body.extend(waste_plan::file::crc32c(&body).to_le_bytes());
+        body
+    };
+    assert_eq!(bytes[4..8], [2, 0, 0, 0]);
+    let old = [&bytes[..4], &[1, 0, 0, 0], &bytes[8..20], &bytes[24..bytes.len() - 4]].concat();
+    std::fs::write(&file, with_crc(old)).unwrap();
+    let mut second = session(&loaded, &Run::default());
+    assert_eq!(second.restore_with(0, &file).unwrap(), (vec![3, 5], Vec::new()));
+    assert_eq!(second.len(0), 1);
+    let long = [&bytes[..20], &[9, 0, 0, 0], &bytes[24..bytes.len() - 4]].concat();
+    for (body, want) in [(long, "bytes of states"), (bytes[..22].to_vec(), "ends within its header")] {
+        std::fs::write(&file, with_crc(body)).unwrap();
+        let err = second.restore(0, &file).unwrap_err().to_string();
+        assert!(err.contains(want), "{err}");
+    }
+    let mut next = bytes.clone();
+    next[4] = 3;
+    std::fs::write(&file, next).unwrap();
+    assert!(second.restore(0, &file).unwrap_err().to_string().contains("version 3, this build reads 1 to 2"));
+}
+
 #[test]
 fn what_does_not_fit_a_conversation_is_refused() {
     let dir = Scratch::new("chat-refused");

@@ -232,8 +232,8 @@ impl Chat {
                 Ok(())
             }
             Err(message) => {
-                // The row has that session's states by now.
-                self.forget();
+                // The row has that session's states by now: what this one's tokens came to is read again.
+                self.session.clear(ROW);
                 Err(ChatError::Saved { path: crate::formats::shown(&path.to_string_lossy()), message })
             }
         }

@@ -133,15 +133,10 @@ fn a_template_that_does_not_end_is_ended() {
 }
 
 #[test]
-fn a_template_that_takes_too_much_is_ended() {
+fn a_template_that_writes_too_much_is_ended() {
     let writes = "{% for a in range(100000) %}{{ 'x' * 100000 }}{% endfor %}";
     let err = said(writes, "x").unwrap_err().to_string();
     assert!(err.ends_with("it writes more than 64 MiB"), "{err}");
-    // Doubling would take a petabyte, and stops at half a gibibyte of pages.
-    let doubles = "{% set ns = namespace(x='0123456789abcdef') %}\
-                   {% for a in range(27) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x | length }}";
-    let err = said(doubles, "x").unwrap_err().to_string();
-    assert_eq!(err, "chat template: it takes more than 512 MiB of memory");
 }
 
 #[test]
@@ -150,7 +145,7 @@ fn errors_name_the_line_and_refusals_say_why() {
         ("a\nb {{ messages[0].content.nope() }}", "chat template: line 2: unknown method"),
         ("{{ raise_exception('only ' ~ 'one') }}", "line 1: it refuses the conversation: only one"),
         ("\n\n{{ messages | nope }}", "line 3: unknown filter"),
-        ("{{ strftime_now('%Q') }}", "line 1: invalid operation: strftime_now:"),
+        ("{{ strftime_now('%') }}", "line 1: invalid operation: strftime_now:"),
         ("{{ messages | tojson(indent=1000) }}", "tojson: indent is a number up to 64"),
         ("{% include 'other' %}", "line 1: template not found"),
     ] {

@@ -71,8 +71,10 @@ pub(crate) fn run(args: &ChatArgs, cx: &Cx) -> Result<(), CliError> {
     let tokenizer = spec.build()?;
     let mut rules = rules(session.plan(), Some(&tokenizer), &args.sampling, &args.limits);
     let end = template.turn_end(&tokenizer.control_texts()).and_then(|it| tokenizer.control_id(it));
-    if let Some(end) = end.filter(|_| !args.sampling.ignore_eos) {
-        rules.stop_ids.push(end);
+    if args.sampling.ignore_eos {
+        rules.excluded.extend(end)
+    } else {
+        rules.stop_ids.extend(end)
     }
     let sampling = args.sampling.options();
     let chat = Chat::new(session, tokenizer, template, args.system.clone(), Zoned::now(), sampling.seed);
@@ -161,18 +163,20 @@ impl Talk<'_> {
 
     fn turn(&mut self, text: &str) -> Result<(), CliError> {
         let is_live = self.args.form == Form::Text;
-        let (mut failed, mut ends_line) = (None, true);
+        let mut failed = None;
         let cx = self.cx;
-        let done = self.chat.turn(text, &self.options, &mut |piece| {
-            ends_line = piece.ends_with('\n');
-            match cx.print(if is_live { piece } else { "" }) {
-                Ok(()) => ControlFlow::Continue(()),
-                Err(err) => {
-                    failed = Some(err);
-                    ControlFlow::Break(())
-                }
-            }
-        });
+        let done =
+            self.chat.turn(
+                text,
+                &self.options,
+                &mut |piece| match cx.print(if is_live { piece } else { "" }) {
+                    Ok(()) => ControlFlow::Continue(()),
+                    Err(err) => {
+                        failed = Some(err);
+                        ControlFlow::Break(())
+                    }
+                },
+            );
         if let Some(err) = failed {
             return Err(err);
         }
@@ -187,7 +191,7 @@ impl Talk<'_> {
         };
         if !is_live {
             self.cx.print(&format!("{}\n", self.json(&answer)))?;
-        } else if !ends_line || !answer.text.is_empty() && !answer.text.ends_with('\n') {
+        } else if !answer.text.ends_with('\n') {
             self.cx.print("\n")?;
         }
         let ctx = self.chat.session().plan().options.ctx;

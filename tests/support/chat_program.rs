@@ -69,7 +69,8 @@ fn commands_do_what_they_say() {
     let scratch = Scratch::new("chat-commands");
     let model = model(&scratch);
     let lines = "one\n/reset\none\n/stats\n/help\n/nope\n/save\n/load missing.bin\n/quit\nnever said\n";
-    let done = chat(&scratch, &model, &["-n", "5", "-o", "json", "--system", "S <eos>"], lines).ok();
+    let done =
+        chat(&scratch, &model, &["-n", "5", "-o", "json", "--ignore-eos", "--system", "S <eos>"], lines).ok();
     let found = answers(&done);
     assert_eq!(found.len(), 2, "{}", done.stdout);
     assert_eq!(found[0]["ids"], found[1]["ids"], "forgotten");
@@ -93,7 +94,8 @@ fn text_answers_go_to_stdout_and_all_else_to_stderr() {
     let model = model(&scratch);
     let json = answers(&chat(&scratch, &model, &["-n", "6", "-o", "json", "-q"], "hi\nho\n").ok());
     let done = chat(&scratch, &model, &["-n", "6", "-q"], "hi\nho\n").ok();
-    let want: String = json.iter().map(|it| format!("{}\n", it["answer"].as_str().unwrap())).collect();
+    let line = |it: &Value| format!("{}\n", it["answer"].as_str().unwrap().trim_end_matches('\n'));
+    let want: String = json.iter().map(line).collect();
     assert_eq!((done.stdout.as_str(), done.stderr.as_str()), (want.as_str(), ""));
 }
 
@@ -136,6 +138,21 @@ fn what_cannot_be_a_chat_is_refused_in_a_line() {
     assert_eq!(done.stderr, "waste: chat template: line 1: it refuses the conversation: be polite\n");
 }
 
+/// In a process of its own: what it took is gone with it.
+#[test]
+fn a_template_that_takes_too_much_memory_is_ended() {
+    let scratch = Scratch::new("chat-memory");
+    // It would take a terabyte.
+    let doubles = "{% set ns = namespace(x='0123456789abcdef') %}\
+                   {% for a in range(36) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x | length }}";
+    scratch.write("d.jinja", doubles);
+    scratch.write("c.json", r#"[{"role": "user", "content": "a"}]"#);
+    let flags = ["--messages", "c.json", "--template", "d.jinja"];
+    let done = Waste::new(&scratch).arg("tokenize").arg(model(&scratch)).args(flags).run();
+    done.fails(1, "chat template: it takes more than 512 MiB of memory");
+}
+
+#[cfg(unix)]
 #[test]
 fn ctrl_c_ends_the_answer_then_the_program() {
     use std::io::{BufRead, BufReader, Read, Write};

@@ -198,7 +198,7 @@ fn what_does_not_fit_a_conversation_is_refused() {
     let err = chat(&loaded, FORGETFUL, 1).load(&file).unwrap_err().to_string();
     assert!(err.contains("was held under the chat template of SHA-256"), "{err}");
     let err = chat(&kimi_tiny(), TURNS, 1).load(&file).unwrap_err().to_string();
-    assert!(err.contains("is of another model: 'model \"text-model\""), "{err}");
+    assert!(err.contains("is of another model: "), "{err}");
     // A session without a conversation, and a damaged file.
     let plain = dir.path().join("plain.bin");
     session(&loaded, &Run::default()).save(0, &[], &plain).unwrap();

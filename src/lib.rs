@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`compile`] | all stages in order: [`compile::compile`], [`compile::Compiled`] |
 //! | [`generate`] | prompts continued over a [`Session`] |
+//! | [`chat`] | conversations over turns, saved and continued |
 //! | [`cache`] | compiled plans kept between runs |
 //! | [`embedded`] | the model that ships in the program |
 //! | [`convert`] | checkpoints to `.waste` containers |
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cache;
+pub mod chat;
 pub mod compile;
 pub mod convert;
 pub mod embedded;

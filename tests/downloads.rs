@@ -39,7 +39,17 @@ fn gpt2s_vocabulary_gives_the_oracles_ids() {
     }
 }
 
+#[path = "support/scratch.rs"]
+mod scratch;
 mod support;
+#[path = "support/text_corpus.rs"]
+mod text_corpus;
+#[path = "support/text_vocab.rs"]
+mod text_vocab;
+#[path = "support/vocabularies.rs"]
+mod vocabularies;
+
+use support::gguf;
 
 /// SmolLM2-135M (Q4_1, as its package ships it) against the float64 references: logits, greedy text, ids of the oracle's strings;
 /// one hash over threads, chunks and tiers.
@@ -119,6 +129,46 @@ mod smollm2 {
             }
         }
         assert_eq!(hashes.len(), 1);
+    }
+
+    #[test]
+    fn gguf_and_tokenizer_json_agree_on_a_mixed_corpus() {
+        let gguf = TokenizerSpec::from_model(&fixture().0.files).unwrap().unwrap();
+        let json = include_bytes!("data/smollm2/tokenizer.json");
+        let json = TokenizerSpec::from_tokenizer_json("tokenizer.json", json).unwrap();
+        super::text_vocab::assert_agree(&gguf.build().unwrap(), &json.build().unwrap());
+    }
+
+    /// Its own template, and what it answers: a question, then another that only the first explains.
+    #[test]
+    fn it_holds_a_conversation_in_its_own_template() {
+        use waste::chat::{Chat, TurnOptions};
+        use waste::generate::{Rules, StopReason};
+        use waste::text::SamplerOptions;
+
+        let options = CompileOptions { ctx: Some(256), ..CompileOptions::usual() };
+        let loaded = fixture().0.compile(&options);
+        let spec = TokenizerSpec::from_section(loaded.text()).unwrap();
+        let template = spec.chat_template().unwrap().clone();
+        assert_eq!(template.source(), include_str!("data/chat/chatml.jinja"));
+        let session = super::support::session(&loaded, &Run { threads: 2, ..Run::default() });
+        let mut chat =
+            Chat::new(session, spec.build().unwrap(), template, None, waste::text::Zoned::default(), 0);
+        let options = TurnOptions {
+            budget: Some(60),
+            sampling: SamplerOptions { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 },
+            rules: Rules { stop_ids: vec![2], ..Rules::default() },
+            stops: Vec::new(),
+        };
+        let mut ask =
+            |text: &str| chat.turn(text, &options, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+        let first = ask("What is the capital of France?");
+        assert!(first.text.contains("Paris"), "{}", first.text);
+        assert_eq!(first.stop, StopReason::StopId(2));
+        let read = first.prompt_tokens + first.generation.rows[0].ids.len();
+        let second = ask("And of Italy?");
+        assert!(second.text.contains("Rome"), "{}", second.text);
+        assert_eq!(second.kept_tokens, read);
     }
 
     #[test]

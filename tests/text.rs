@@ -6,10 +6,14 @@
 mod gguf;
 #[path = "support/scratch.rs"]
 mod scratch;
+#[path = "support/text_corpus.rs"]
+mod text_corpus;
 #[path = "support/text_gguf.rs"]
 mod text_gguf;
 #[path = "support/text_json.rs"]
 mod text_json;
+#[path = "support/text_vocab.rs"]
+mod text_vocab;
 
 use std::sync::LazyLock;
 

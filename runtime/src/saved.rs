@@ -1,14 +1,15 @@
 //! A row of a session as a file: its tokens and its states, to be continued later, in another process, with the same bits.
 //!
 //! ```text
-//! "WSES", u32 version, u32 bytes of the description, u32 tokens, u32 of them accepted
+//! "WSES", u32 version, u32 bytes of the description, u32 tokens, u32 of them accepted, u32 bytes of the note
 //! the description: a line for each fact that must be the same
 //! u32 tokens
+//! the note: whatever the caller wants to find again
 //! each state: of a cache the tiles of each head that hold accepted positions, of a recurrence the accepted half
 //! u32 CRC-32C of all before
 //! ```
 //!
-//! All little-endian. Invariants
+//! All little-endian. Version 1 has no note. Invariants
 //! - the whole file is checked before a byte of the session changes;
 //! - a file of another model, arithmetic or shape is refused with the first line that differs. Positions, rows, chunk and
 //!   threads may differ, as long as the tokens fit.
@@ -26,9 +27,9 @@ use crate::error::RuntimeError;
 use crate::session::Session;
 
 const MAGIC: [u8; 4] = *b"WSES";
-const VERSION: u32 = 1;
-/// Bytes before the description.
-const HEAD: usize = 20;
+const VERSION: u32 = 2;
+/// Bytes before the description, by version less one.
+const HEADS: [usize; 2] = [20, 24];
 
 /// What must be the same, a line each.
 fn description(plan: &Plan) -> String {
@@ -85,22 +86,34 @@ impl Session {
     /// # Errors
     /// [`RuntimeError::Saved`] if there are fewer ids than accepted tokens, or the file cannot be written.
     pub fn save(&self, row: u32, ids: &[u32], path: &Path) -> Result<(), RuntimeError> {
+        self.save_with(row, ids, &[], path)
+    }
+
+    /// As [`Session::save`], with a `note` that [`Session::restore_with`] gives back.
+    ///
+    /// # Errors
+    /// As [`Session::save`].
+    pub fn save_with(&self, row: u32, ids: &[u32], note: &[u8], path: &Path) -> Result<(), RuntimeError> {
         let len = self.len(row) as usize;
         let refuse = |message: String| RuntimeError::Saved { path: path.to_owned(), message };
         if ids.len() < len {
             return Err(refuse(format!("{} ids for {len} accepted tokens", ids.len())));
         }
         let description = description(self.plan());
+        if u32::try_from(note.len()).is_err() {
+            return Err(refuse(format!("a note of {} bytes", note.len())));
+        }
         let number = |n: usize| u32::try_from(n).expect("tokens of a validated plan").to_le_bytes();
         let written = write_whole(path, |out| {
             let mut out = Summed { out, crc: 0 };
             out.put(&MAGIC)?;
             out.put(&VERSION.to_le_bytes())?;
-            for n in [description.len(), ids.len(), len] {
+            for n in [description.len(), ids.len(), len, note.len()] {
                 out.put(&number(n))?;
             }
             out.put(description.as_bytes())?;
             ids.iter().try_for_each(|id| out.put(&id.to_le_bytes()))?;
+            out.put(note)?;
             for (id, state) in (0..).zip(&self.plan().states) {
                 for range in ranges(state, row as usize, self.half(row), len) {
                     out.put(self.spaces().state_bytes(id, range))?;
@@ -117,6 +130,14 @@ impl Session {
     /// # Errors
     /// [`RuntimeError::Saved`] if the file cannot be read, is damaged, or is of another model or shape. The row is then as it was.
     pub fn restore(&mut self, row: u32, path: &Path) -> Result<Vec<u32>, RuntimeError> {
+        Ok(self.restore_with(row, path)?.0)
+    }
+
+    /// As [`Session::restore`], with the note of [`Session::save_with`]; empty if there was none.
+    ///
+    /// # Errors
+    /// As [`Session::restore`].
+    pub fn restore_with(&mut self, row: u32, path: &Path) -> Result<(Vec<u32>, Vec<u8>), RuntimeError> {
         let refuse = |message: String| RuntimeError::Saved { path: path.to_owned(), message };
         let bytes = std::fs::read(path).map_err(|it| refuse(it.to_string()))?;
         let saved = Saved::parse(&bytes, self.plan()).map_err(refuse)?;
@@ -130,7 +151,7 @@ impl Session {
             }
         }
         self.set_len(row, u32::try_from(saved.len).expect("tokens of a validated plan"));
-        Ok(saved.ids)
+        Ok((saved.ids, saved.note.to_vec()))
     }
 }
 
@@ -138,6 +159,7 @@ impl Session {
 struct Saved<'a> {
     ids: Vec<u32>,
     len: usize,
+    note: &'a [u8],
     states: &'a [u8],
 }
 
@@ -153,17 +175,19 @@ impl<'a> Saved<'a> {
             return Err("is no saved session".into());
         }
         let version = word(4)?;
-        if version != VERSION {
-            return Err(format!("is of version {version}, this build reads {VERSION}"));
+        if !(1..=VERSION).contains(&version) {
+            return Err(format!("is of version {version}, this build reads 1 to {VERSION}"));
         }
+        let head = HEADS[version as usize - 1];
         let [described, n_ids, len] = [word(8)?, word(12)?, word(16)?].map(|it| it as usize);
-        let (body, crc) = bytes.split_at(bytes.len().saturating_sub(4).max(HEAD).min(bytes.len()));
+        let noted = if version > 1 { word(20)? as usize } else { 0 };
+        let (body, crc) = bytes.split_at(bytes.len().saturating_sub(4).max(head).min(bytes.len()));
         let stored = <[u8; 4]>::try_from(crc).map(u32::from_le_bytes);
         let found = crc32c::crc32c(body);
         if stored.ok() != Some(found) {
             return Err(format!("is damaged: CRC-32C {found:08x}"));
         }
-        let rest = &body[HEAD..];
+        let rest = &body[head..];
         let text = rest.get(..described).ok_or("it ends within its description")?;
         same(&String::from_utf8_lossy(text), &description(plan))?;
         let ids_end = n_ids.checked_mul(4).and_then(|it| it.checked_add(described));
@@ -176,13 +200,14 @@ impl<'a> Saved<'a> {
         if let Some(id) = ids.iter().find(|it| **it >= plan.model.vocab) {
             return Err(format!("has token {id} of a vocabulary of {}", plan.model.vocab));
         }
-        let states = &rest[described + 4 * n_ids..];
+        let (note, states) =
+            rest[described + 4 * n_ids..].split_at_checked(noted).ok_or("it ends within its note")?;
         let expected: usize =
             plan.states.iter().flat_map(|it| ranges(it, 0, 0, len)).map(|it| it.len()).sum();
         if states.len() != expected {
             return Err(format!("has {} bytes of states, expected {expected}", states.len()));
         }
-        Ok(Self { ids, len, states })
+        Ok(Self { ids, len, note, states })
     }
 }
 

@@ -41,6 +41,13 @@ impl Cx {
         complain(line);
     }
 
+    /// Writes the beginning of a line to stderr, which somebody else will end.
+    pub(crate) fn ask(&self, text: &str) {
+        let mut out = std::io::stderr().lock();
+        // There is nobody to tell if that fails.
+        let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    }
+
     /// Something to show progress with: a bar named `what`, or nothing if `quiet` or stderr is no terminal.
     pub(crate) fn progress(&self, what: &'static str, quiet: bool) -> Box<dyn Progress> {
         let is_shown = !quiet && std::io::stderr().is_terminal();

@@ -6,6 +6,7 @@ use std::error::Error;
 use std::process::ExitCode;
 
 use waste::cache::CacheError;
+use waste::chat::ChatError;
 use waste::compile::CompileError;
 use waste::convert::ConvertError;
 use waste::formats::{FormatError, shown};
@@ -57,6 +58,9 @@ pub(crate) enum CliError {
     /// Generating.
     #[error(transparent)]
     Generate(#[from] GenerateError),
+    /// Conversations.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
     /// Converting.
     #[error(transparent)]
     Convert(#[from] ConvertError),
@@ -98,6 +102,7 @@ impl CliError {
             Self::Interrupted
                 | Self::Runtime(RuntimeError::Cancelled)
                 | Self::Generate(GenerateError::Runtime(RuntimeError::Cancelled))
+                | Self::Chat(ChatError::Runtime(RuntimeError::Cancelled))
         )
     }
 

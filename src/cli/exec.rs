@@ -7,6 +7,7 @@ use std::time::Instant;
 use clap::Args;
 use waste::generate::{Generation, Prompt, Rules, StopReason, TextRow, generate};
 use waste::text::Tokenizer;
+use waste_plan::schema::Plan;
 use waste_runtime::{LoadedPlan, Session};
 
 use super::args::{Form, LimitArgs, MachineArgs, SamplingArgs};
@@ -83,7 +84,7 @@ pub(crate) fn execute(
     }
     let load_time = start.elapsed();
 
-    let rules = rules(&session, tokenizer.as_ref(), args, limits);
+    let rules = Rules { hash: args.hash, ..rules(loaded.plan(), tokenizer.as_ref(), &args.sampling, limits) };
     let is_live = args.form == Form::Text;
     let mut texts = Texts::new(tokenizer.as_ref(), &args.sampling.stop, prompts.len(), is_live.then_some(cx));
     let generation = generate(&mut session, &prompts, &rules, &mut |row, id| texts.push(row, id))?;
@@ -140,15 +141,20 @@ fn resume(
 }
 
 /// Which ids end a text, or may not be chosen.
-fn rules(session: &Session, tokenizer: Option<&Tokenizer>, args: &GenerateArgs, limits: &LimitArgs) -> Rules {
-    let vocab = session.plan().model.vocab;
-    let mut ends = session.plan().stop_ids.clone();
+pub(super) fn rules(
+    plan: &Plan,
+    tokenizer: Option<&Tokenizer>,
+    args: &SamplingArgs,
+    limits: &LimitArgs,
+) -> Rules {
+    let vocab = plan.model.vocab;
+    let mut ends = plan.stop_ids.clone();
     ends.extend(tokenizer.map(Tokenizer::stop_ids).unwrap_or_default());
     ends.retain(|it| *it < vocab);
     ends.sort_unstable();
     ends.dedup();
-    let (stop_ids, excluded) = if args.sampling.ignore_eos { (Vec::new(), ends) } else { (ends, Vec::new()) };
-    Rules { stop_ids, excluded, chunk: limits.chunk, hash: args.hash }
+    let (stop_ids, excluded) = if args.ignore_eos { (Vec::new(), ends) } else { (ends, Vec::new()) };
+    Rules { stop_ids, excluded, chunk: limits.chunk, hash: false }
 }
 
 fn print_hashes(generation: &Generation, cx: &Cx) {

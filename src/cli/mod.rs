@@ -13,6 +13,7 @@
 
 mod args;
 mod bench;
+mod chat;
 mod check;
 mod compile;
 mod convert;
@@ -66,6 +67,8 @@ enum Verb {
     Exec(exec::ExecArgs),
     /// Compile a model, or find its plan in the cache, and continue prompts with it
     Run(run::RunArgs),
+    /// Talk with a model, in its own chat template
+    Chat(chat::ChatArgs),
     /// Print the graphs of a stage, or the plan, as text
     Dump(dump::DumpArgs),
     /// Print every byte that a model or plan needs, by kind
@@ -92,6 +95,7 @@ impl Verb {
             Self::Compile(args) => compile::run(args, cx),
             Self::Exec(args) => exec::run(args, cx),
             Self::Run(args) => run::run(args, cx),
+            Self::Chat(args) => chat::run(args, cx),
             Self::Dump(args) => dump::run(args, cx),
             Self::Plan(args) => plan::run(args, cx),
             Self::Check(args) => check::run(args, cx),

@@ -31,6 +31,13 @@ pub(crate) struct RunArgs {
     shape: ShapeArgs,
     #[command(flatten)]
     limits: LimitArgs,
+    #[command(flatten)]
+    keep: KeepArgs,
+}
+
+/// Where plans of models are kept between calls.
+#[derive(Args, Debug)]
+pub(crate) struct KeepArgs {
     /// Where compiled plans are kept [default: the user's cache folder]
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
@@ -53,10 +60,8 @@ pub(crate) fn run(args: &RunArgs, cx: &Cx) -> Result<(), CliError> {
     let given = prompts.given()?;
     let rows = u32::try_from(given.len()).unwrap_or(u32::MAX).min(MOST_ROWS);
     let options = args.shape.options(&args.limits, rows);
-    let found = cached(args, &options, cx)?;
-    if let Some(note) = open::beyond_training(found.loaded.plan()).filter(|_| !args.generate.quiet) {
-        cx.note(&note);
-    }
+    let cached = || cached(&args.model, &args.keep, args.generate.quiet, &options, cx);
+    let found = cached()?;
     let execute =
         |loaded: &LoadedPlan| exec::execute(loaded, &given, &args.generate, &args.limits, start, cx);
     match (execute(&found.loaded), found.path) {
@@ -64,15 +69,15 @@ pub(crate) fn run(args: &RunArgs, cx: &Cx) -> Result<(), CliError> {
         (Err(err), Some(path)) if err.is_damaged_weight() => {
             cx.note(&format!("waste: note: {err}: compiled anew"));
             std::fs::remove_file(&path).map_err(|err| CliError::io(&path, &err))?;
-            execute(&cached(args, &options, cx)?.loaded)
+            execute(&cached()?.loaded)
         }
         (outcome, _) => outcome,
     }
 }
 
 /// A plan and its file in the cache; `None` where it was compiled in memory.
-struct Found {
-    loaded: LoadedPlan,
+pub(crate) struct Found {
+    pub(crate) loaded: LoadedPlan,
     path: Option<PathBuf>,
 }
 
@@ -80,10 +85,32 @@ struct Found {
 const MOST_ROWS: u32 = 8;
 
 /// The plan from the cache, or compiled into it; compiled in memory where there is no cache.
-fn cached(args: &RunArgs, options: &CompileOptions, cx: &Cx) -> Result<Found, CliError> {
-    let files = open::open_model(&args.model, cx)?;
+///
+/// # Errors
+/// Those of reading, compiling and loading; a cache that cannot be written is only noted.
+pub(crate) fn cached(
+    model: &Path,
+    args: &KeepArgs,
+    quiet: bool,
+    options: &CompileOptions,
+    cx: &Cx,
+) -> Result<Found, CliError> {
+    let found = find_or_compile(model, args, quiet, options, cx)?;
+    if let Some(note) = open::beyond_training(found.loaded.plan()).filter(|_| !quiet) {
+        cx.note(&note);
+    }
+    Ok(found)
+}
+
+fn find_or_compile(
+    model: &Path,
+    args: &KeepArgs,
+    quiet: bool,
+    options: &CompileOptions,
+    cx: &Cx,
+) -> Result<Found, CliError> {
+    let files = open::open_model(model, cx)?;
     let folder = args.cache.clone().or_else(|| cx.env.plan_cache()).filter(|_| !args.no_cache);
-    let quiet = args.generate.quiet;
     let Some(folder) = folder else {
         return in_memory(&compile(&files, options, &mut |_| {})?, quiet, cx);
     };
@@ -96,7 +123,7 @@ fn cached(args: &RunArgs, options: &CompileOptions, cx: &Cx) -> Result<Found, Cl
         return Ok(Found { loaded, path: Some(path) });
     }
     let compiled = compile(&files, options, &mut |_| {})?;
-    match keep(&cache, &key, &files, &compiled, quiet, cx) {
+    match store(&cache, &key, &files, &compiled, quiet, cx) {
         Ok(path) => Ok(Found { loaded: LoadedPlan::open(&path)?, path: Some(path) }),
         Err(err) => {
             cx.note(&format!("waste: note: the plan is not kept: {err}"));
@@ -105,7 +132,7 @@ fn cached(args: &RunArgs, options: &CompileOptions, cx: &Cx) -> Result<Found, Cl
     }
 }
 
-fn keep(
+fn store(
     cache: &PlanCache,
     key: &Key,
     files: &ModelFiles,

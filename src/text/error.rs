@@ -43,6 +43,12 @@ pub enum TextError {
     /// The tokenizer refused a text.
     #[error("cannot tokenize: {0}")]
     Encode(String),
+    /// A chat template that is wrong, or refuses a conversation.
+    #[error("chat template: {0}")]
+    Template(String),
+    /// A chat template that was ended.
+    #[error("chat template: {0}")]
+    TemplateLimit(String),
     /// Sampling options out of range.
     #[error("{name} is {found}, expected {expected}")]
     Option {

@@ -220,5 +220,6 @@ fn empty() -> TokenizerSpec {
         suffix: Vec::new(),
         bos: None,
         stop_ids: Vec::new(),
+        chat: None,
     }
 }

@@ -2,6 +2,7 @@
 //! merges.txt (GPT-2's encoder.json and vocab.bpe).
 //!
 //! Invariants
+//! - added tokens that are special, or look like `<|…|>`, are control tokens;
 //! - the post-processor is read for the ids it puts around a text and then dropped, so that BOS has one owner;
 //! - a decoder that is not understood is refused, since decoding is ours.
 //!
@@ -116,6 +117,7 @@ impl TokenizerSpec {
             prefix: around.prefix,
             suffix: around.suffix,
             stop_ids: Vec::new(),
+            chat: None,
         };
         spec.checked(file)
     }
@@ -157,6 +159,7 @@ impl TokenizerSpec {
             suffix: Vec::new(),
             bos: None,
             stop_ids: Vec::new(),
+            chat: None,
         };
         spec.checked(file)
     }
@@ -195,7 +198,7 @@ fn tokens_of(
     }
     for Added { id, content, single_word, lstrip, rstrip, normalized, special } in added {
         let by = Match { lstrip, rstrip, single_word, normalized };
-        let kind = if special { Kind::Control(by) } else { Kind::Added(by) };
+        let kind = if special || has_bars(&content) { Kind::Control(by) } else { Kind::Added(by) };
         match by_text.insert(content.clone(), (id, kind)) {
             Some((other, _)) if other != id => {
                 let reason = format!("token '{}' has the ids {other} and {id}", shown(&content));
@@ -207,6 +210,12 @@ fn tokens_of(
     Ok(by_text.into_iter().map(|(text, (id, kind))| Token { id, text, kind }).collect())
 }
 
+/// Whether a token is written `<|…|>`, with bars of any width: structure, though some files do not mark it as special.
+fn has_bars(text: &str) -> bool {
+    let inner = |bar: char| text.strip_prefix('<')?.strip_prefix(bar)?.strip_suffix('>')?.strip_suffix(bar);
+    inner('|').or_else(|| inner('｜')).is_some()
+}
+
 /// Merges as pairs of ids. Those that touch a control token are dropped: text must not become one.
 fn resolve_merges(
     file: &str,
@@ -214,7 +223,8 @@ fn resolve_merges(
     added: &[Added],
     merges: Vec<Merge>,
 ) -> Result<Vec<(u32, u32)>> {
-    let controls: HashSet<u32> = added.iter().filter(|it| it.special).map(|it| it.id).collect();
+    let controls: HashSet<u32> =
+        added.iter().filter(|it| it.special || has_bars(&it.content)).map(|it| it.id).collect();
     let mut out = Vec::with_capacity(merges.len());
     for (rank, Merge(left, right)) in merges.into_iter().enumerate() {
         let whole = format!("{left}{right}");

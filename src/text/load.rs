@@ -1,10 +1,10 @@
 //! Which tokenizer a model has, and at which ids its generation ends.
 //!
 //! Invariants
-//! - stop ids are the union of config.json, generation_config.json and the tokenizer, below the vocabulary.
-//!
-//! Deliberately absent: turn ends that only a chat template names.
+//! - stop ids are the union of config.json, generation_config.json, the tokenizer and the control token that ends a turn in the chat
+//!   template, below the vocabulary.
 
+use super::chat::ChatTemplate;
 use super::error::Result;
 use super::spec::TokenizerSpec;
 use super::tiktoken;
@@ -36,6 +36,10 @@ impl TokenizerSpec {
         }
         let own = std::mem::take(&mut spec.stop_ids);
         spec.stop_ids = union(files, own, n_ids)?;
+        spec.chat = ChatTemplate::from_model(files, &spec)?;
+        spec.stop_ids.extend(spec.turn_end());
+        spec.stop_ids.sort_unstable();
+        spec.stop_ids.dedup();
         Ok(Some(spec))
     }
 }

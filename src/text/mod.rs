@@ -7,10 +7,12 @@
 //! - text supplied by a user never becomes a control token;
 //! - one owner of BOS; stop ids are the union of all sources;
 //! - streamed text equals the text decoded at once, and never ends within a character.
+//! - a template owns the control tokens of a chat, and no text in it becomes one.
 //!
-//! Deliberately absent: chat templates (their issue comes later).
+//! Deliberately absent: sessions (`crate::chat` keeps conversations over turns).
 
 mod bytelevel;
+mod chat;
 mod error;
 mod gguf;
 mod json;
@@ -23,6 +25,7 @@ mod stream;
 mod tiktoken;
 mod tokenizer;
 
+pub use chat::{ChatInput, ChatTemplate, Message, Rendered, Zoned};
 pub use error::{Result, TextError};
 pub use load::stop_ids;
 pub use sampler::{Sampler, SamplerOptions, Xoshiro256PlusPlus, greedy};

@@ -7,7 +7,8 @@
 use serde_json::json;
 
 /// The names understood, for error messages.
-pub(crate) const NAMES: &str = "gpt-2, smollm, llama-bpe, qwen2, kimi-k2 and default are";
+pub(crate) const NAMES: &str =
+    "gpt-2, gpt-4o, smollm, llama-bpe, qwen2, deepseek-v3, kimi-k2 and default are";
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
@@ -16,6 +17,13 @@ const KIMI: &str = concat!(
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+);
+
+/// `pat_str` of tiktoken's o200k_base.
+const O200K: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 );
 
 /// One named pre-tokeniser and what goes with it.
@@ -61,6 +69,18 @@ pub(crate) fn by_name(name: &str) -> Option<PreTokenizer> {
         },
         // Runs of Han alone; elsewhere a capital begins a word. Source: `pat_str` of Kimi's tokenization_kimi.py.
         "kimi-k2" => PreTokenizer { patterns: &[KIMI], gpt2: false, ignore_merges: true, ..PLAIN },
+        "gpt-4o" => PreTokenizer { patterns: &[O200K], gpt2: false, ignore_merges: true, ..PLAIN },
+        // Numbers, then runs of Han and Kana, then words that a mark may begin.
+        "deepseek-v3" => PreTokenizer {
+            patterns: &[
+                r"\p{N}{1,3}",
+                "[一-龥\u{3040}-ゟ゠-ヿ]+",
+                r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
+            ],
+            gpt2: false,
+            add_bos: true,
+            ..PLAIN
+        },
         "default" => PreTokenizer {
             patterns: &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
             gpt2: false,

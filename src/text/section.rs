@@ -4,16 +4,18 @@
 //! 2 fuse_unk, 4 ignore_merges, 8 SentencePiece spelling, 16 dummy prefix); tokens: count, then per token the
 //! id minus the id before (minus one), a kind byte (low 3 bits the kind, high bits how it is matched), text;
 //! merges: count, pairs; normaliser, pre-tokeniser: text (empty = none); prefix, suffix, stop ids: lists;
-//! unk, bos: id plus one, or 0. A text is its length in bytes and its UTF-8.
+//! unk, bos: id plus one, or 0; chat template: text (empty = none), then, if there is one, the words it may name: count,
+//! pairs of texts. A text is its length in bytes and its UTF-8. Format 1 ended before the template.
 //!
 //! Invariants
 //! - the same spec gives the same bytes, and reading gives the same spec back;
 //! - reading allocates no more than a few times the section, and checks all a spec must hold.
 
+use super::chat::ChatTemplate;
 use super::error::{Result, TextError};
 use super::spec::{Flags, Kind, Match, Spelling, Token, TokenizerSpec};
 
-const FORMAT: u8 = 1;
+const FORMAT: u8 = 2;
 
 impl TokenizerSpec {
     /// The bytes of the plan section.
@@ -42,6 +44,14 @@ impl TokenizerSpec {
         for id in [self.unk, self.bos] {
             put(&mut out, id.map_or(0, |id| u64::from(id) + 1));
         }
+        put_text(&mut out, self.chat.as_ref().map_or("", |it| it.source.as_str()));
+        if let Some(chat) = &self.chat {
+            put(&mut out, chat.words.len() as u64);
+            for (name, text) in &chat.words {
+                put_text(&mut out, name);
+                put_text(&mut out, text);
+            }
+        }
         out
     }
 
@@ -52,8 +62,8 @@ impl TokenizerSpec {
     pub fn from_section(section: &[u8]) -> Result<Self> {
         let mut src = Reader { bytes: section, at: 0 };
         let format = src.byte()?;
-        if format != FORMAT {
-            return Err(src.bad(format!("format {format}, expected {FORMAT}")));
+        if !(1..=FORMAT).contains(&format) {
+            return Err(src.bad(format!("format {format}, expected 1 or {FORMAT}")));
         }
         let bits = src.byte()?;
         let tokens = src.tokens()?;
@@ -63,6 +73,7 @@ impl TokenizerSpec {
         let pre_tokenizer = Some(src.text()?).filter(|it| !it.is_empty());
         let (prefix, suffix, stop_ids) = (src.ids()?, src.ids()?, src.ids()?);
         let (unk, bos) = (src.optional_id()?, src.optional_id()?);
+        let chat = if format > 1 { src.chat()? } else { None };
         if src.at != section.len() {
             return Err(src.bad(format!("{} bytes are left over", section.len() - src.at)));
         }
@@ -82,6 +93,7 @@ impl TokenizerSpec {
             suffix,
             bos,
             stop_ids,
+            chat,
         };
         spec.checked("tokenizer section")
     }
@@ -195,6 +207,15 @@ impl Reader<'_> {
         let text = text.map_err(|_| self.bad("a text is not UTF-8"))?.to_owned();
         self.at += len;
         Ok(text)
+    }
+
+    fn chat(&mut self) -> Result<Option<ChatTemplate>> {
+        let source = self.text()?;
+        if source.is_empty() {
+            return Ok(None);
+        }
+        let words = (0..self.count(2)?).map(|_| Ok((self.text()?, self.text()?))).collect::<Result<_>>()?;
+        ChatTemplate::new("tokenizer section", source, words).map(Some)
     }
 
     fn tokens(&mut self) -> Result<Vec<Token>> {

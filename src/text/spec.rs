@@ -9,6 +9,7 @@
 
 use serde_json::Value as Json;
 
+use super::chat::ChatTemplate;
 use super::error::{Result, TextError};
 use super::tokenizer::Tokenizer;
 use crate::formats::shown;
@@ -41,6 +42,8 @@ pub struct TokenizerSpec {
     pub(crate) bos: Option<u32>,
     /// Generation ends at any of these; ascending.
     pub(crate) stop_ids: Vec<u32>,
+    /// How conversations are written.
+    pub(crate) chat: Option<ChatTemplate>,
 }
 
 /// Switches of the BPE model, named as in tokenizer.json.
@@ -113,6 +116,12 @@ impl TokenizerSpec {
         &self.stop_ids
     }
 
+    /// How conversations are written, if the model says so.
+    #[must_use]
+    pub fn chat_template(&self) -> Option<&ChatTemplate> {
+        self.chat.as_ref()
+    }
+
     /// What an empty prompt starts from.
     #[must_use]
     pub fn bos(&self) -> Option<u32> {
@@ -139,6 +148,15 @@ impl TokenizerSpec {
     /// If a component is refused by the `tokenizers` crate.
     pub fn build(self) -> Result<Tokenizer> {
         Tokenizer::new(self)
+    }
+
+    /// The control token that ends a turn in the chat template.
+    pub(crate) fn turn_end(&self) -> Option<u32> {
+        let is_control = |it: &&Token| matches!(it.kind, Kind::Control(_)) && !it.text.is_empty();
+        let controls: Vec<&Token> = self.tokens.iter().filter(is_control).collect();
+        let texts: Vec<&str> = controls.iter().map(|it| it.text.as_str()).collect();
+        let end = self.chat.as_ref()?.turn_end(&texts)?;
+        controls.iter().find(|it| it.text == end).map(|it| it.id)
     }
 
     /// The token with `id`.

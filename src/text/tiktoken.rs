@@ -1,5 +1,5 @@
-//! tiktoken's rank files (`tiktoken.model`, `tokenizer.model` of a container) with Kimi's pre-tokeniser, and the control
-//! tokens that lie beside them.
+//! tiktoken's rank files (`tiktoken.model`, `tokenizer.model` of a container), and the control tokens that lie beside them. A rank
+//! file does not name its pre-tokeniser: in a model's folder it is Kimi's.
 //!
 //! A line is base64 of a token's bytes, a space, its rank, which is its id too. tiktoken joins, again and again, the adjacent
 //! pair whose joined bytes have the lowest rank, the leftmost of equals. As merges: every way to cut a token in two tokens,
@@ -9,8 +9,6 @@
 //! Invariants
 //! - every byte has a rank, so no text is without ids;
 //! - work and memory are bounded by the file: tokens are short.
-//!
-//! Deliberately absent: other pre-tokenisers (a rank file does not name its own).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -18,7 +16,7 @@ use serde::Deserialize;
 
 use super::bytelevel;
 use super::error::{Result, TextError};
-use super::pre;
+use super::pre::{self, PreTokenizer};
 use super::spec::{Flags, Kind, Match, Spelling, Token, TokenizerSpec};
 use crate::formats::shown;
 
@@ -82,43 +80,64 @@ pub(super) fn added_tokens(file: &str, json: &[u8]) -> Result<Vec<Special>> {
 }
 
 impl TokenizerSpec {
-    /// Reads the rank file `text`, called `file` in errors, with `specials` beside it.
+    /// Reads tiktoken's rank file `text`, called `file` in errors, under the pre-tokeniser that GGUFs call `pre`, with the control
+    /// tokens `controls` beside the ranks.
+    ///
+    /// # Errors
+    /// If `pre` is not known, a line is no rank, two tokens have the same bytes or id, or a byte has no rank.
+    pub fn from_rank_file(file: &str, text: &[u8], pre: &str, controls: &[(u32, &str)]) -> Result<Self> {
+        let known = pre::by_name(pre).ok_or_else(|| TextError::Unsupported {
+            file: file.to_owned(),
+            what: "pre-tokenizer",
+            found: shown(pre),
+            supported: pre::NAMES,
+        })?;
+        let kind = Kind::Control(Match::default());
+        let special = |&(id, text): &(u32, &str)| Special { id, text: text.to_owned(), kind };
+        ranked(file, text, known, controls.iter().map(special).collect())
+    }
+
+    /// Reads Kimi's rank file `text`, called `file` in errors, with `specials` beside it.
     ///
     /// # Errors
     /// If a line is no rank, two tokens have the same bytes or id, or a byte has no rank.
     pub(super) fn from_ranks(file: &str, text: &[u8], specials: Vec<Special>) -> Result<Self> {
-        let ranks = ranks(file, text)?;
-        let ids: HashMap<&[u8], u32> = ranks.iter().map(|(bytes, id)| (bytes.as_slice(), *id)).collect();
-        if ids.len() < ranks.len() {
-            let mut sorted: Vec<&[u8]> = ranks.iter().map(|it| it.0.as_slice()).collect();
-            sorted.sort_unstable();
-            let twice = sorted.windows(2).find(|it| it[0] == it[1]).map_or(&[][..], |it| it[0]);
-            return Err(TextError::malformed(file, format!("'{}' has two ranks", shown(&spelled(twice)))));
-        }
-        if let Some(byte) = (0..=255).find(|it| !ids.contains_key(&[*it][..])) {
-            return Err(TextError::malformed(file, format!("byte {byte:#04x} has no rank")));
-        }
-        let merges = cuts(&ranks, &ids);
-        let kimi = pre::by_name("kimi-k2").expect("in the table");
-        let ordinary =
-            |(bytes, id): &(Vec<u8>, u32)| Token { id: *id, text: spelled(bytes), kind: Kind::Normal };
-        let mut tokens: Vec<Token> = ranks.iter().map(ordinary).collect();
-        tokens.extend(specials.into_iter().map(|Special { id, text, kind }| Token { id, text, kind }));
-        let spec = Self {
-            tokens,
-            merges,
-            unk: None,
-            flags: Flags { ignore_merges: kimi.ignore_merges, ..Flags::default() },
-            normalizer: None,
-            pre_tokenizer: Some(kimi.json()),
-            spelling: Spelling::ByteLevel,
-            prefix: Vec::new(),
-            suffix: Vec::new(),
-            bos: None,
-            stop_ids: Vec::new(),
-        };
-        spec.checked(file)
+        ranked(file, text, pre::by_name("kimi-k2").expect("in the table"), specials)
     }
+}
+
+fn ranked(file: &str, text: &[u8], pre: PreTokenizer, specials: Vec<Special>) -> Result<TokenizerSpec> {
+    let ranks = ranks(file, text)?;
+    let ids: HashMap<&[u8], u32> = ranks.iter().map(|(bytes, id)| (bytes.as_slice(), *id)).collect();
+    if ids.len() < ranks.len() {
+        let mut sorted: Vec<&[u8]> = ranks.iter().map(|it| it.0.as_slice()).collect();
+        sorted.sort_unstable();
+        let twice = sorted.windows(2).find(|it| it[0] == it[1]).map_or(&[][..], |it| it[0]);
+        return Err(TextError::malformed(file, format!("'{}' has two ranks", shown(&spelled(twice)))));
+    }
+    if let Some(byte) = (0..=255).find(|it| !ids.contains_key(&[*it][..])) {
+        return Err(TextError::malformed(file, format!("byte {byte:#04x} has no rank")));
+    }
+    let merges = cuts(&ranks, &ids);
+    let ordinary = |(bytes, id): &(Vec<u8>, u32)| Token { id: *id, text: spelled(bytes), kind: Kind::Normal };
+    let mut tokens: Vec<Token> = ranks.iter().map(ordinary).collect();
+    tokens.extend(specials.into_iter().map(|Special { id, text, kind }| Token { id, text, kind }));
+    let spec = TokenizerSpec {
+        tokens,
+        merges,
+        unk: None,
+        // tiktoken looks a whole piece up before it joins any pair.
+        flags: Flags { ignore_merges: true, ..Flags::default() },
+        normalizer: pre.normalizer(),
+        pre_tokenizer: Some(pre.json()),
+        spelling: Spelling::ByteLevel,
+        prefix: Vec::new(),
+        suffix: Vec::new(),
+        bos: None,
+        stop_ids: Vec::new(),
+        chat: None,
+    };
+    spec.checked(file)
 }
 
 /// Every way to cut a token in two tokens: lowest rank first, then the longest left part.

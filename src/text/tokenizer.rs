@@ -6,7 +6,7 @@
 //! - decoding is the concatenation of each token's bytes, so that a stream equals the whole;
 //! - BOS and EOS around a text have one owner, the spec: the `tokenizers` crate adds none.
 //!
-//! Deliberately absent: chat templates.
+//! Deliberately absent: chat templates (`super::chat`).
 
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper};
@@ -52,8 +52,9 @@ struct Control {
 
 impl Tokenizer {
     pub(crate) fn new(spec: TokenizerSpec) -> Result<Self> {
-        let inner = build_inner(&spec)?;
-        let table = ByteTable::new(&spec);
+        // The crate's tables take nearly all of the time.
+        let (inner, table) = rayon::join(|| build_inner(&spec), || ByteTable::new(&spec));
+        let inner = inner?;
         let heap_bytes = estimate_heap(&spec) + table.heap_bytes();
         let dummy_prefix = matches!(spec.spelling, Spelling::Sentence { dummy_prefix: true });
         let TokenizerSpec { tokens, prefix, suffix, bos, stop_ids, .. } = spec;
@@ -96,6 +97,20 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::encode`].
     pub fn encode_with_specials(&self, text: &str) -> Result<Vec<u32>> {
+        self.encode_template(text, None)
+    }
+
+    /// As [`Tokenizer::encode_with_specials`], of a text in which `mark` means nothing, but parts what would else be a
+    /// control token.
+    pub(crate) fn encode_marked(&self, text: &str, mark: char) -> Result<Vec<u32>> {
+        self.encode_template(text, Some(mark))
+    }
+
+    fn encode_template(&self, text: &str, mark: Option<char>) -> Result<Vec<u32>> {
+        let encode = |piece: &str, ids: &mut Vec<u32>| match mark {
+            Some(mark) if piece.contains(mark) => self.encode_piece(&piece.replace(mark, ""), ids),
+            _ => self.encode_piece(piece, ids),
+        };
         let mut ids = Vec::new();
         let mut start = 0;
         let mut at = 0;
@@ -105,7 +120,7 @@ impl Tokenizer {
                 continue;
             };
             let before = &text[start..at];
-            self.encode_piece(if control.by.lstrip { before.trim_end() } else { before }, &mut ids)?;
+            encode(if control.by.lstrip { before.trim_end() } else { before }, &mut ids)?;
             ids.push(control.id);
             at += control.text.len();
             if control.by.rstrip {
@@ -113,7 +128,7 @@ impl Tokenizer {
             }
             start = at;
         }
-        self.encode_piece(&text[start..], &mut ids)?;
+        encode(&text[start..], &mut ids)?;
         Ok(ids)
     }
 
@@ -150,6 +165,12 @@ impl Tokenizer {
     #[must_use]
     pub fn control_id(&self, text: &str) -> Option<u32> {
         self.controls.iter().find(|it| it.text == text).map(|it| it.id)
+    }
+
+    /// The texts of all control tokens, longest first.
+    #[must_use]
+    pub fn control_texts(&self) -> Vec<&str> {
+        self.controls.iter().map(|it| it.text.as_str()).collect()
     }
 
     /// What an empty prompt starts from.
@@ -205,9 +226,11 @@ impl Tokenizer {
 
 fn build_inner(spec: &TokenizerSpec) -> Result<tokenizers::Tokenizer> {
     let is_known = |it: &&Token| it.kind.is_text() || spec.unk == Some(it.id);
-    let vocab: Vocab = spec.tokens.iter().filter(is_known).map(|it| (it.text.clone(), it.id)).collect();
     let text = |id: u32| spec.token(id).map(|it| it.text.clone()).unwrap_or_default();
-    let merges = spec.merges.iter().map(|&(left, right)| (text(left), text(right))).collect();
+    let (vocab, merges): (Vocab, _) = rayon::join(
+        || spec.tokens.iter().filter(is_known).map(|it| (it.text.clone(), it.id)).collect(),
+        || spec.merges.iter().map(|&(left, right)| (text(left), text(right))).collect(),
+    );
     let mut builder = BPE::builder()
         .vocab_and_merges(vocab, merges)
         .byte_fallback(spec.flags.byte_fallback)

@@ -2,7 +2,8 @@
 
 use super::gguf::Gguf;
 use super::scratch::Scratch;
-use super::{SMOLLM2, oracle};
+use super::text_vocab::{assert_agree, gguf_of};
+use super::{SMOLLM2, oracle, smollm2_spec};
 use waste::formats::ModelFiles;
 use waste::text::{TextStart, Tokenizer, TokenizerSpec};
 
@@ -18,25 +19,15 @@ fn build(name: &str, gguf: &Gguf) -> Tokenizer {
 
 /// SmolLM2's vocabulary as its GGUF carries it.
 fn smollm2() -> Gguf {
-    let json: serde_json::Value = serde_json::from_str(SMOLLM2).unwrap();
-    let vocab = json["model"]["vocab"].as_object().unwrap();
-    let mut tokens = vec![String::new(); vocab.len()];
-    for (text, id) in vocab {
-        tokens[usize::try_from(id.as_u64().unwrap()).unwrap()].clone_from(text);
-    }
-    let merges = json["model"]["merges"].as_array().unwrap();
-    let line = |it: &serde_json::Value| format!("{} {}", it[0].as_str().unwrap(), it[1].as_str().unwrap());
-    let merges: Vec<String> = merges.iter().map(line).collect();
-    let types: Vec<i32> = (0..tokens.len()).map(|id| if id < 17 { 3 } else { 1 }).collect();
-    Gguf::new()
-        .str("tokenizer.ggml.model", "gpt2")
-        .str("tokenizer.ggml.pre", "smollm")
-        .strs("tokenizer.ggml.tokens", &tokens)
-        .i32s("tokenizer.ggml.token_type", &types)
-        .strs("tokenizer.ggml.merges", &merges)
+    gguf_of(&serde_json::from_str(SMOLLM2).unwrap(), "smollm")
         .u32("tokenizer.ggml.bos_token_id", 1)
         .u32("tokenizer.ggml.eos_token_id", 2)
-        .bool("tokenizer.ggml.add_bos_token", false)
+}
+
+#[test]
+fn gguf_and_tokenizer_json_agree_on_a_mixed_corpus() {
+    let gguf = build("gguf-corpus", &smollm2());
+    assert_agree(&smollm2_spec().build().unwrap(), &gguf);
 }
 
 #[test]

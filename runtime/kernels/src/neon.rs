@@ -4,11 +4,12 @@
 
 use std::arch::aarch64::{
     float32x4_t, int8x16_t, uint16x4_t, uint16x8_t, vdupq_n_s32, vget_high_u16, vget_low_u16, vld1q_f32,
-    vld1q_s8, vld1q_u8, vreinterpretq_f32_u32, vreinterpretq_s8_s32, vreinterpretq_u16_u8, vshll_n_u16,
-    vst1q_f32,
+    vld1q_s8, vld1q_u8, vld1q_u16, vreinterpretq_f32_s8, vreinterpretq_f32_u32, vreinterpretq_s8_s32,
+    vreinterpretq_u16_u8, vshll_n_u16, vst1q_f32,
 };
 use std::arch::asm;
 
+use half::f16;
 use waste_plan::LANES;
 
 /// 16 bytes.
@@ -33,6 +34,14 @@ pub(crate) fn load_64(src: &[u8; 64]) -> [int8x16_t; 4] {
 pub(crate) fn load_ps(src: &[f32; 4]) -> float32x4_t {
     // SAFETY: `src` is 4 readable floats.
     unsafe { vld1q_f32(src.as_ptr()) }
+}
+
+/// 8 floats from bytes.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(crate) fn load_eight(src: &[u8; 32]) -> [float32x4_t; 2] {
+    let (halves, _) = src.as_chunks();
+    [load_16(&halves[0]), load_16(&halves[1])].map(|it| vreinterpretq_f32_s8(it))
 }
 
 /// Stores 4 floats.
@@ -72,6 +81,15 @@ pub(crate) fn splat_4(src: [u8; 4]) -> int8x16_t {
 #[target_feature(enable = "neon")]
 pub(crate) fn widen_8(src: &[u8; 16]) -> [float32x4_t; 2] {
     let halves = words(src);
+    [widen_4(vget_low_u16(halves)), widen_4(vget_high_u16(halves))]
+}
+
+/// As [`widen_8`], from their type.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(crate) fn widen_8_halves(src: &[f16; 8]) -> [float32x4_t; 2] {
+    // SAFETY: `src` is 8 readable words.
+    let halves = unsafe { vld1q_u16(src.as_ptr().cast()) };
     [widen_4(vget_low_u16(halves)), widen_4(vget_high_u16(halves))]
 }
 

@@ -329,8 +329,12 @@ impl KernelTable {
         #[cfg(target_arch = "aarch64")]
         {
             if cpu.has(Isa::Neon) {
+                crate::attention::neon::install(&mut table);
+                crate::latent::neon::install(&mut table);
                 crate::linear::neon::products::install(&mut table);
                 crate::linear_f32::neon::install(&mut table);
+                crate::lut::neon::install(&mut table);
+                crate::recurrence::neon::install(&mut table);
             }
             if cpu.has(Isa::Dotprod) {
                 crate::linear::neon::dotprod::install(&mut table);

@@ -26,9 +26,21 @@ tier!(Isa::Neon, target_feature(enable = "neon"), 3);
 #[target_feature(enable = "neon")]
 fn sums<C: Codes, const P: usize, const T: usize>(lines: &[[u8; 64]], parts: [&Part<P>; T]) -> [Sums<P>; T] {
     if matches!(C::PACKING, Packing::W8) {
-        add_up::<C, P, T, _>(lines, parts, vdupq_n_s32(0), |sums, codes, x| pairs(sums, codes, x), |pairs| pairs)
+        add_up::<C, P, T, _>(
+            lines,
+            parts,
+            vdupq_n_s32(0),
+            |sums, codes, x| pairs(sums, codes, x),
+            |pairs| pairs,
+        )
     } else {
-        add_up::<C, P, T, _>(lines, parts, vdupq_n_s16(0), |sums, codes, x| words(sums, codes, x), |words| vpaddlq_s16(words))
+        add_up::<C, P, T, _>(
+            lines,
+            parts,
+            vdupq_n_s16(0),
+            |sums, codes, x| words(sums, codes, x),
+            |words| vpaddlq_s16(words),
+        )
     }
 }
 

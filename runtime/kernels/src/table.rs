@@ -334,6 +334,7 @@ impl KernelTable {
                 crate::linear::neon::products::install(&mut table);
                 crate::linear_f32::neon::install(&mut table);
                 crate::lut::neon::install(&mut table);
+                crate::quant_act::neon::install(&mut table);
                 crate::recurrence::neon::install(&mut table);
             }
             if cpu.has(Isa::Dotprod) {

@@ -2,18 +2,16 @@
 //! codebooks' loads, with their largest magnitude on the way; then they become bytes where they stand.
 
 use std::arch::aarch64::{
-    int32x4_t, uint8x16_t, uint8x16x4_t, vabsq_f32, vaddq_s32, vcvtnq_s32_f32, vdupq_n_f32, vdupq_n_s32,
-    vdupq_n_u8, vdupq_n_u32, vfmaq_n_f32, vld1q_u8, vmaxq_s32, vmaxq_u32, vmaxvq_u32, vminq_s32, vmulq_n_f32,
-    vqtbl4q_u8, vreinterpretq_u8_s32, vreinterpretq_u32_f32, vst1q_u8,
+    vabsq_f32, vdupq_n_f32, vdupq_n_u32, vfmaq_n_f32, vmaxq_u32, vmaxvq_u32, vreinterpretq_u32_f32,
 };
 use std::ops::Range;
 
 use waste_plan::vq::VEC_DIM;
 use waste_plan::{LANES, LutLayout, Tables};
 
-use super::super::{Code, bias, inputs};
+use super::super::{Code, inputs};
 use crate::bytes::{cast, cast_mut};
-use crate::neon::{load_lanes, load_ps, store_lanes};
+use crate::neon::{biased_digits, load_lanes, store_bytes, store_lanes};
 use crate::quant_act::portable::step;
 
 /// Tables as `P` planes of biased bytes, highest first: `[v][stage][plane][entry]`. A block begins where its words would;
@@ -40,7 +38,7 @@ pub(super) fn planes<C: Code, const S: usize, const E: usize, const P: usize>(
         let (xs, inverse) = step(amax, q_max);
         *scale = xs;
         match inverse {
-            Some(inverse) => quantise::<E, P>(block, q_max, inverse),
+            Some(inverse) => quantise::<E, P>(block, inverse),
             None => block.fill(128),
         }
     }
@@ -100,64 +98,16 @@ fn some_products<const N: usize, const S: usize, const E: usize>(
 /// Turns the floats of a block, table by table, into planes that end before the floats of the next table begin.
 #[inline]
 #[target_feature(enable = "neon")]
-fn quantise<const E: usize, const P: usize>(block: &mut [u8], q_max: i32, inverse: f32) {
+fn quantise<const E: usize, const P: usize>(block: &mut [u8], inverse: f32) {
     for i in 0..block.len() / (4 * E) {
         let mut planes = [[0; E]; P];
         let floats: &[f32] = cast(&block[i * 4 * E..][..4 * E]);
         for (j, floats) in floats.as_chunks::<LANES>().0.iter().enumerate() {
-            let digits = digits::<P>(floats, q_max, inverse);
+            let digits = biased_digits::<P>(floats, inverse);
             for (plane, digits) in planes.iter_mut().zip(digits) {
-                store_16(&mut plane.as_chunks_mut().0[j], digits);
+                store_bytes(&mut plane.as_chunks_mut().0[j], digits);
             }
         }
         block[i * E * P..][..E * P].copy_from_slice(planes.as_flattened());
     }
-}
-
-/// 16 entries as biased bytes, the highest plane first.
-#[inline]
-#[target_feature(enable = "neon")]
-fn digits<const P: usize>(floats: &[f32; LANES], q_max: i32, inverse: f32) -> [uint8x16_t; P] {
-    let (fours, _) = floats.as_chunks();
-    let word = |i: usize| vreinterpretq_u8_s32(biased(&fours[i], q_max, inverse, bias(P)));
-    let words = uint8x16x4_t(word(0), word(1), word(2), word(3));
-    let mut res = [vdupq_n_u8(0); P];
-    for (p, plane) in res.iter_mut().enumerate() {
-        *plane = vqtbl4q_u8(words, load_bytes(&PLACES[P - 1 - p]));
-    }
-    res
-}
-
-/// Where byte b of 16 words stands.
-const PLACES: [[u8; 16]; 3] = {
-    let mut places = [[0; 16]; 3];
-    let mut i = 0;
-    while i < 3 * 16 {
-        places[i / 16][i % 16] = (i % 16 * 4 + i / 16) as u8;
-        i += 1;
-    }
-    places
-};
-
-/// 4 entries as integers, to the nearest, ties to even, plus `bias`.
-#[inline]
-#[target_feature(enable = "neon")]
-fn biased(floats: &[f32; 4], q_max: i32, inverse: f32, bias: i32) -> int32x4_t {
-    let q = vcvtnq_s32_f32(vmulq_n_f32(load_ps(floats), inverse));
-    let q = vminq_s32(vmaxq_s32(q, vdupq_n_s32(-q_max)), vdupq_n_s32(q_max));
-    vaddq_s32(q, vdupq_n_s32(bias))
-}
-
-#[inline]
-#[target_feature(enable = "neon")]
-fn load_bytes(src: &[u8; 16]) -> uint8x16_t {
-    // SAFETY: `src` is 16 readable bytes.
-    unsafe { vld1q_u8(src.as_ptr()) }
-}
-
-#[inline]
-#[target_feature(enable = "neon")]
-fn store_16(dst: &mut [u8; 16], v: uint8x16_t) {
-    // SAFETY: `dst` is 16 writable bytes.
-    unsafe { vst1q_u8(dst.as_mut_ptr(), v) }
 }

@@ -7,9 +7,9 @@
 
 use std::arch::aarch64::{
     uint8x16_t, uint8x16x4_t, uint16x8_t, vaddq_s32, vaddw_high_u8, vaddw_u8, vandq_u8, vcvtq_f32_s32,
-    vdupq_n_f32, vdupq_n_s32, vdupq_n_u8, vdupq_n_u16, vfmaq_f32, vget_low_u8, vget_low_u16, vld1q_u8,
-    vld1q_u8_x4, vld2q_u8, vld3q_u8, vmovl_high_u16, vmovl_u16, vorrq_u8, vqtbl4q_u8, vqtbx4q_u8,
-    vreinterpretq_s32_u32, vshlq_n_u8, vshlq_s32, vshrq_n_u8, vst1q_u8, vsubq_u8,
+    vdupq_n_f32, vdupq_n_s32, vdupq_n_u8, vdupq_n_u16, vfmaq_f32, vget_low_u8, vget_low_u16, vld1q_u8_x4,
+    vld2q_u8, vld3q_u8, vmovl_high_u16, vmovl_u16, vorrq_u8, vqtbl4q_u8, vqtbx4q_u8, vreinterpretq_s32_u32,
+    vshlq_n_u8, vshlq_s32, vshrq_n_u8, vsubq_u8,
 };
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ use waste_plan::{LutLayout, Tables};
 
 use super::super::portable::parts;
 use super::super::{Code, bias, check_apply, with_block};
-use crate::neon::{load_ps, store_ps};
+use crate::neon::{load_bytes, load_ps, store_bytes, store_ps};
 
 /// The most positions that a block has.
 const POSITIONS: usize = Tables::Container.block();
@@ -75,7 +75,7 @@ fn unpack<C: Code>(indices: &[u8], numbers: &mut Numbers) {
                 _ => four(three(indices.first_chunk().expect("three bytes of 16 rows"))),
             };
             for (numbers, of_stage) in numbers.iter_mut().zip(of_stages).take(C::STAGES) {
-                store_16(&mut numbers.as_chunks_mut().0[i], of_stage);
+                store_bytes(&mut numbers.as_chunks_mut().0[i], of_stage);
             }
         }
     }
@@ -126,7 +126,7 @@ fn add_up<const S: usize, const E: usize, const P: usize>(
             let (quarters, _) = planes[p].as_chunks();
             let first = quarter(&quarters[0]);
             for (numbers, sums) in numbers.as_chunks().0.iter().zip(&mut sums) {
-                let number = load_16(numbers);
+                let number = load_bytes(numbers);
                 let mut entries = vqtbl4q_u8(first, number);
                 for (j, table) in quarters.iter().enumerate().skip(1) {
                     let number = vsubq_u8(number, vdupq_n_u8((64 * j) as u8));
@@ -161,18 +161,4 @@ fn finish<const P: usize>(planes: &[Words; P], entries: usize, xs: f32, acc: &mu
 fn quarter(src: &[u8; 64]) -> uint8x16x4_t {
     // SAFETY: `src` is 64 readable bytes.
     unsafe { vld1q_u8_x4(src.as_ptr()) }
-}
-
-#[inline]
-#[target_feature(enable = "neon")]
-fn load_16(src: &[u8; 16]) -> uint8x16_t {
-    // SAFETY: `src` is 16 readable bytes.
-    unsafe { vld1q_u8(src.as_ptr()) }
-}
-
-#[inline]
-#[target_feature(enable = "neon")]
-fn store_16(dst: &mut [u8; 16], v: uint8x16_t) {
-    // SAFETY: `dst` is 16 writable bytes.
-    unsafe { vst1q_u8(dst.as_mut_ptr(), v) }
 }

@@ -157,10 +157,15 @@ impl CpuFeatures {
         self.has_vbmi
     }
 
+    /// The tiers of the set, ascending.
+    pub fn tiers(self) -> impl Iterator<Item = Isa> {
+        Isa::ALL.into_iter().filter(move |&isa| self.has(isa))
+    }
+
     /// The highest tier of the set.
     #[must_use]
     pub fn best(self) -> Isa {
-        Isa::ALL.into_iter().rev().find(|&isa| self.has(isa)).unwrap_or(Isa::Portable)
+        self.tiers().last().unwrap_or(Isa::Portable)
     }
 }
 

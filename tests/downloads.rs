@@ -59,7 +59,7 @@ mod smollm2 {
     use waste::compile::CompileOptions;
     use waste::formats::ModelFiles;
     use waste::text::TokenizerSpec;
-    use waste_runtime::Isa;
+    use waste_runtime::CpuFeatures;
 
     use super::support::{Fixture, Prompt, Run, f32s, greedy, hash, rel_l2, run};
 
@@ -123,7 +123,7 @@ mod smollm2 {
             };
             let loaded = fixture.compile(&options);
             for threads in [1, 2, 3] {
-                for isa in Isa::ALL {
+                for isa in CpuFeatures::detect().tiers() {
                     hashes.insert(hash(&run(&loaded, &Run { threads, isa, ..Run::default() }, &[ids])[0]));
                 }
             }

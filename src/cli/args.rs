@@ -99,7 +99,7 @@ pub(crate) struct MachineArgs {
     /// Processors to run on, such as 0-3,8
     #[arg(long, value_name = "LIST")]
     pub(crate) cpus: Option<Cpus>,
-    /// cpu, or its best tier to use: cpu:portable, cpu:avx2, cpu:avx512, cpu:vnni, cpu:amx
+    /// cpu, or its best tier to use: cpu:portable, cpu:avx2, cpu:avx512, cpu:vnni, cpu:amx; on Arm cpu:neon, cpu:dotprod, cpu:i8mm
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<Backend>,
     /// Do not compare the weights' checksums before the first token

@@ -12,6 +12,8 @@ use std::arch::x86_64::{
 use half::f16;
 use waste_plan::LANES;
 
+pub(crate) use crate::view::with_lanes;
+
 /// 16 bytes.
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -151,17 +153,4 @@ pub(crate) fn prefetch<T>(src: &[T], ahead: usize) {
 fn halves(src: &[f32; 16]) -> [&[f32; 8]; 2] {
     let (eights, _) = src.as_chunks::<8>();
     [&eights[0], &eights[1]]
-}
-
-/// Runs `f` on 16 accumulators of `y`; the columns past the tile's edge are dropped.
-#[inline(always)]
-pub(crate) fn with_lanes(y: &mut [f32], f: impl FnOnce(&mut [f32; LANES])) {
-    if let Some(lanes) = y.first_chunk_mut() {
-        f(lanes);
-    } else {
-        let mut lanes = [0.0; LANES];
-        lanes[..y.len()].copy_from_slice(y);
-        f(&mut lanes);
-        y.copy_from_slice(&lanes[..y.len()]);
-    }
 }

@@ -6,11 +6,20 @@
 //!
 //! Deliberately absent: the choice of a kernel (that is `table`), and any look at the environment.
 
+#[cfg(target_arch = "aarch64")]
+use std::arch::is_aarch64_feature_detected;
+
 /// A tier of kernels: a set of instruction-set extensions that are used together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
     /// The specification in plain Rust; compiled a second time with `fma` where the machine has it.
     Portable,
+    /// NEON, which every 64-bit Arm processor has.
+    Neon,
+    /// NEON with the dot products of bytes (`sdot`).
+    Dotprod,
+    /// NEON with the matrix products of bytes (`smmla`), next to the dot products.
+    I8mm,
     /// AVX2, FMA and F16C.
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
@@ -23,14 +32,27 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// Every tier, ascending.
-    pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Vnni, Self::Amx];
+    /// Every tier, ascending. No machine has tiers of two architectures, so how those stand to each other says only
+    /// which caps leave which machines alone: [`Isa::Amx`] leaves them all.
+    pub const ALL: [Self; 8] = [
+        Self::Portable,
+        Self::Neon,
+        Self::Dotprod,
+        Self::I8mm,
+        Self::Avx2,
+        Self::Avx512,
+        Self::Vnni,
+        Self::Amx,
+    ];
 
     /// The name used in flags and listings.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
+            Self::Neon => "neon",
+            Self::Dotprod => "dotprod",
+            Self::I8mm => "i8mm",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
             Self::Vnni => "vnni",
@@ -62,13 +84,27 @@ impl CpuFeatures {
     #[must_use]
     pub fn detect() -> Self {
         #[cfg_attr(
-            not(target_arch = "x86_64"),
-            expect(unused_mut, reason = "only x86-64 has more tiers yet")
+            not(any(target_arch = "x86_64", target_arch = "aarch64")),
+            expect(unused_mut, reason = "other architectures have no more tiers")
         )]
         let mut res = Self { tiers: Isa::Portable.bit(), has_fma: false, has_vbmi: false };
         #[cfg(target_arch = "x86_64")]
         res.add_x86();
+        #[cfg(target_arch = "aarch64")]
+        res.add_arm();
         res
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    fn add_arm(&mut self) {
+        self.has_fma = true;
+        self.tiers |= Isa::Neon.bit();
+        if is_aarch64_feature_detected!("dotprod") {
+            self.tiers |= Isa::Dotprod.bit();
+            if is_aarch64_feature_detected!("i8mm") {
+                self.tiers |= Isa::I8mm.bit();
+            }
+        }
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -93,7 +129,7 @@ impl CpuFeatures {
     /// The same machine without the tiers above `max`.
     #[must_use]
     pub fn capped(self, max: Isa) -> Self {
-        let tiers = self.tiers & (max.bit() * 2).wrapping_sub(1);
+        let tiers = self.tiers & (max.bit() | (max.bit() - 1));
         Self { tiers, has_vbmi: self.has_vbmi && tiers & Isa::Vnni.bit() != 0, ..self }
     }
 
@@ -121,10 +157,15 @@ impl CpuFeatures {
         self.has_vbmi
     }
 
+    /// The tiers of the set, ascending.
+    pub fn tiers(self) -> impl Iterator<Item = Isa> {
+        Isa::ALL.into_iter().filter(move |&isa| self.has(isa))
+    }
+
     /// The highest tier of the set.
     #[must_use]
     pub fn best(self) -> Isa {
-        Isa::ALL.into_iter().rev().find(|&isa| self.has(isa)).unwrap_or(Isa::Portable)
+        self.tiers().last().unwrap_or(Isa::Portable)
     }
 }
 
@@ -157,6 +198,7 @@ fn missing_extensions(isa: Isa) -> Vec<&'static str> {
         ("avx512vnni", is_x86_feature_detected!("avx512vnni")),
     ];
     let needed = match isa {
+        Isa::Neon | Isa::Dotprod | Isa::I8mm => return vec![isa.name()],
         Isa::Portable => 0,
         Isa::Avx2 => 3,
         Isa::Avx512 => 7,
@@ -165,8 +207,24 @@ fn missing_extensions(isa: Isa) -> Vec<&'static str> {
     here[..needed].iter().filter(|it| !it.1).map(|it| it.0).collect()
 }
 
+/// Extensions that `isa` needs and that are not here.
+#[cfg(target_arch = "aarch64")]
+fn missing_extensions(isa: Isa) -> Vec<&'static str> {
+    let here = [
+        ("dotprod", is_aarch64_feature_detected!("dotprod")),
+        ("i8mm", is_aarch64_feature_detected!("i8mm")),
+    ];
+    let needed = match isa {
+        Isa::Portable | Isa::Neon => 0,
+        Isa::Dotprod => 1,
+        Isa::I8mm => 2,
+        Isa::Avx2 | Isa::Avx512 | Isa::Vnni | Isa::Amx => return vec![isa.name()],
+    };
+    here[..needed].iter().filter(|it| !it.1).map(|it| it.0).collect()
+}
+
 /// Extensions that `isa` needs: this is another kind of processor.
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn missing_extensions(isa: Isa) -> Vec<&'static str> {
     if isa == Isa::Portable { Vec::new() } else { vec![isa.name()] }
 }
@@ -177,7 +235,7 @@ mod tests {
 
     #[test]
     fn a_cap_keeps_what_is_below_it() {
-        let all = CpuFeatures { tiers: 0b11111, has_fma: true, has_vbmi: true };
+        let all = CpuFeatures { tiers: u8::MAX, has_fma: true, has_vbmi: true };
         for isa in Isa::ALL {
             let capped = all.capped(isa);
             assert_eq!(capped.best(), isa);

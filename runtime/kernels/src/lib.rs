@@ -29,6 +29,8 @@ mod linear;
 mod linear_f32;
 mod lut;
 pub mod math;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod norm;
 mod quant_act;
 mod recurrence;

@@ -5,7 +5,8 @@
 //!   where [`CpuFeatures`] holds that tier: so calling a row is sound. Kernels are safe functions apart from the
 //!   instructions they need;
 //! - tiers are installed ascending, so a tier without a twin for a row leaves the one below in place;
-//! - every row has four builds of its portable body: plain, with `fma`, for AVX2 and for AVX-512. A twin of a lower tier
+//! - every row has four builds of its portable body: plain, with `fma`, for AVX2 and for AVX-512; on Arm the plain one
+//!   has all that NEON has. A twin of a lower tier
 //!   takes precedence over the build of a higher one, as it was written where a compiler does not suffice.
 //!
 //! Deliberately absent: hidden state (the table is a value, forcing a tier is [`CpuFeatures::capped`]), and any
@@ -293,8 +294,8 @@ impl KernelTable {
     #[must_use]
     pub fn new(cpu: CpuFeatures) -> Self {
         #[cfg_attr(
-            not(target_arch = "x86_64"),
-            expect(unused_mut, reason = "only x86-64 has more tiers yet")
+            not(any(target_arch = "x86_64", target_arch = "aarch64")),
+            expect(unused_mut, reason = "other architectures have no more tiers")
         )]
         let mut table = plain::table();
         #[cfg(target_arch = "x86_64")]
@@ -322,6 +323,25 @@ impl KernelTable {
             }
             if cpu.has_vbmi() {
                 crate::lut::avx512::install(&mut table);
+            }
+        }
+        // The plain build is NEON with fused multiply-add already: both belong to the architecture.
+        #[cfg(target_arch = "aarch64")]
+        {
+            if cpu.has(Isa::Neon) {
+                crate::attention::neon::install(&mut table);
+                crate::latent::neon::install(&mut table);
+                crate::linear::neon::products::install(&mut table);
+                crate::linear_f32::neon::install(&mut table);
+                crate::lut::neon::install(&mut table);
+                crate::quant_act::neon::install(&mut table);
+                crate::recurrence::neon::install(&mut table);
+            }
+            if cpu.has(Isa::Dotprod) {
+                crate::linear::neon::dotprod::install(&mut table);
+            }
+            if cpu.has(Isa::I8mm) {
+                crate::linear::neon::i8mm::install(&mut table);
             }
         }
         table

@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use waste_plan::FxLayout;
+use waste_plan::{FxLayout, LANES};
 
 use crate::bytes::{cast, cast_mut};
 
@@ -307,6 +307,23 @@ impl<'a> FxRowMut<'a> {
         let (z, rest) = rest.split_at_mut(fx.sums_at(n) - fx.z_at(n));
         let sums = &mut rest[..2 * fx.planes * (fx.padded(n) / 16)];
         FxParts { planes: cast_mut(planes), xs: cast_mut(xs), z: cast_mut(z), sums: cast_mut(sums) }
+    }
+}
+
+/// Runs `f` on 16 accumulators of `y`; the columns past the tile's edge are dropped.
+#[inline(always)]
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    expect(dead_code, reason = "no twins here")
+)]
+pub(crate) fn with_lanes(y: &mut [f32], f: impl FnOnce(&mut [f32; LANES])) {
+    if let Some(lanes) = y.first_chunk_mut() {
+        f(lanes);
+    } else {
+        let mut lanes = [0.0; LANES];
+        lanes[..y.len()].copy_from_slice(y);
+        f(&mut lanes);
+        y.copy_from_slice(&lanes[..y.len()]);
     }
 }
 

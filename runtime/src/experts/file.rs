@@ -7,7 +7,7 @@
 //! Deliberately absent: unbuffered reads on Windows, where they are buffered; mapping.
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use super::error::{ExpertError, Fault};
-use crate::arena::Buffer;
 
 /// Alignment of offset, length and memory of a direct read: a page, which every device's block divides.
 const DIRECT_ALIGN: usize = 4096;
@@ -183,7 +182,10 @@ fn read_at(file: &File, buf: &mut [u8], offset: u64) -> io::Result<usize> {
 /// Opens a file for direct reads and tries one.
 #[cfg(target_os = "linux")]
 fn open_direct(path: &Path) -> io::Result<File> {
+    use std::fs::OpenOptions;
     use std::os::unix::fs::OpenOptionsExt;
+
+    use crate::arena::Buffer;
 
     let flags = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).expect("a flag of open(2)");
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
@@ -196,7 +198,7 @@ fn open_direct(path: &Path) -> io::Result<File> {
 /// Opens a file whose reads leave nothing in the page cache.
 #[cfg(target_vendor = "apple")]
 fn open_direct(path: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().read(true).open(path)?;
+    let file = File::open(path)?;
     rustix::fs::fcntl_nocache(&file, true)?;
     Ok(file)
 }

@@ -13,20 +13,25 @@ pub(crate) trait CacheElem: Copy {
     fn to_f32(self) -> f32;
     fn from_f32(x: f32) -> Self;
     /// Eight of them with their type in the open, for code that loads them in its own way.
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     fn eight(src: &[Self; 8]) -> Eight<'_>;
     /// As [`CacheElem::eight`].
+    #[cfg(target_arch = "x86_64")]
     fn sixteen(src: &[Self; 16]) -> Sixteen<'_>;
     /// Elements that are f32 already.
+    #[cfg(target_arch = "x86_64")]
     fn floats(src: &[Self]) -> Option<&[f32]>;
 }
 
 /// Eight cache elements.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) enum Eight<'a> {
     F32(&'a [f32; 8]),
     F16(&'a [f16; 8]),
 }
 
 /// Sixteen cache elements.
+#[cfg(target_arch = "x86_64")]
 pub(crate) enum Sixteen<'a> {
     F32(&'a [f32; 16]),
     F16(&'a [f16; 16]),
@@ -41,14 +46,17 @@ impl CacheElem for f32 {
     fn from_f32(x: f32) -> Self {
         x
     }
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     #[inline(always)]
     fn eight(src: &[Self; 8]) -> Eight<'_> {
         Eight::F32(src)
     }
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn sixteen(src: &[Self; 16]) -> Sixteen<'_> {
         Sixteen::F32(src)
     }
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn floats(src: &[Self]) -> Option<&[f32]> {
         Some(src)
@@ -64,14 +72,17 @@ impl CacheElem for f16 {
     fn from_f32(x: f32) -> Self {
         Self::from_bits(f32_to_f16(x))
     }
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     #[inline(always)]
     fn eight(src: &[Self; 8]) -> Eight<'_> {
         Eight::F16(src)
     }
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn sixteen(src: &[Self; 16]) -> Sixteen<'_> {
         Sixteen::F16(src)
     }
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn floats(_: &[Self]) -> Option<&[f32]> {
         None

@@ -19,6 +19,8 @@
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
 pub(crate) mod portable;
 
 use waste_plan::Packing;

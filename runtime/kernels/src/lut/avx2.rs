@@ -1,9 +1,9 @@
 //! AVX2 twins. Entries are 32-bit words as in the portable tables, summed row by row (`word`), but for the fixed-point
 //! tables of 64 entries: those are byte planes that `vpshufb` looks up for 32 rows at a time (`plane`).
 
-pub(super) mod build;
+mod build;
 mod plane;
-pub(super) mod word;
+mod word;
 
 use std::ops::Range;
 

@@ -30,6 +30,8 @@
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
 pub(crate) mod portable;
 
 use std::ops::Range;
@@ -117,4 +119,23 @@ fn check_range(layout: LutLayout, positions: &Range<usize>, all: usize, tables: 
     assert!(is_range && is_cut(positions.start) && is_cut(positions.end), "{positions:?} of {all} positions");
     let bytes = layout.entry_bytes(positions.len()) + 4 * layout.scales(positions.len());
     assert!(tables.len() >= bytes, "{bytes} bytes of tables");
+}
+
+/// What is added to q so that its bytes are its balanced digits, each plus 128. Q is that far from overflow.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+const fn bias(planes: usize) -> i32 {
+    0x0080_8080 >> (8 * (3 - planes))
+}
+
+/// Runs `f` on 64 sums; those past the last row are dropped.
+#[inline(always)]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+fn with_block(acc: &mut [f32], f: impl FnOnce(&mut [f32; ROW_BLOCK])) {
+    if let Some(block) = acc.first_chunk_mut() {
+        return f(block);
+    }
+    let mut block = [0.0; ROW_BLOCK];
+    block[..acc.len()].copy_from_slice(acc);
+    f(&mut block);
+    acc.copy_from_slice(&block[..acc.len()]);
 }

@@ -13,4 +13,6 @@
 //! The maximum is taken on the bits of |x|, where integer order is the order of magnitudes and a NaN is largest, so
 //! one scan answers both questions.
 
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
 pub(crate) mod portable;

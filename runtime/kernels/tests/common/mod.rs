@@ -4,7 +4,7 @@
 pub mod lut;
 
 use half::f16;
-use waste_kernels::{CpuFeatures, FxRowMut, FxRows, Isa, KernelTable, RowsF32, TileMut};
+use waste_kernels::{CpuFeatures, FxRowMut, FxRows, KernelTable, RowsF32, TileMut};
 use waste_plan::{FxLayout, LANES, Math, Packing};
 
 /// SplitMix64.
@@ -207,7 +207,7 @@ impl Quantised {
 pub fn tables() -> Vec<(String, KernelTable)> {
     let cpu = CpuFeatures::detect();
     let mut res = vec![("portable without fma".to_owned(), KernelTable::new(cpu.without_fma()))];
-    for isa in Isa::ALL.into_iter().filter(|&isa| cpu.has(isa)) {
+    for isa in cpu.tiers() {
         res.push((isa.name().to_owned(), KernelTable::new(cpu.capped(isa))));
     }
     if let Ok(names) = std::env::var("WASTE_TEST_TIERS") {

@@ -14,7 +14,7 @@ use std::ops::Range;
 use waste_plan::vq::VEC_DIM;
 use waste_plan::{LutLayout, Tables};
 
-use super::super::{Code, Vq4p, inputs};
+use super::super::{Code, Vq4p, bias, inputs};
 use crate::avx2::{load_ps, store_16, store_32, store_ps};
 use crate::bytes::cast_mut;
 use crate::quant_act::portable::step;
@@ -156,11 +156,6 @@ fn products_of<const N: usize, const S: usize, const E: usize>(
 fn quantised(floats: &[f32; 8], q_max: i32, inverse: f32) -> __m256i {
     let q = _mm256_cvtps_epi32(_mm256_mul_ps(load_ps(floats), _mm256_set1_ps(inverse)));
     _mm256_min_epi32(_mm256_max_epi32(q, _mm256_set1_epi32(-q_max)), _mm256_set1_epi32(q_max))
-}
-
-/// What is added to q so that its bytes are its balanced digits, each plus 128. Q is that far from overflow.
-pub(in crate::lut) const fn bias(planes: usize) -> i32 {
-    0x0080_8080 >> (8 * (3 - planes))
 }
 
 /// 16 entries as biased bytes, the highest plane first.

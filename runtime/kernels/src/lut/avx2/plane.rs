@@ -19,9 +19,8 @@ use waste_plan::vq::ROW_BLOCK;
 use waste_plan::{LutLayout, Tables};
 
 use super::super::portable::parts;
-use super::super::{Code, Vq4p, check_apply};
-use super::build::bias;
-use super::word::{PIECE, add_floats, pieces_of_floats, with_block};
+use super::super::{Code, Vq4p, bias, check_apply, with_block};
+use super::word::{PIECE, add_floats, pieces_of_floats};
 use crate::avx2::{load_16, load_ps, prefetch, store_32, store_ps};
 
 /// Rows of a register.

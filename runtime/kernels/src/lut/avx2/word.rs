@@ -11,7 +11,7 @@ use waste_plan::vq::ROW_BLOCK;
 use waste_plan::{LutLayout, Tables};
 
 use super::super::portable::parts;
-use super::super::{Code, check_apply};
+use super::super::{Code, check_apply, with_block};
 use super::BLOCKS;
 use crate::avx2::prefetch;
 
@@ -177,16 +177,4 @@ pub(super) fn add_floats<const E: usize, const S: usize>(
         }
         *acc = sums;
     }
-}
-
-/// Runs `f` on 64 sums; those past the last row are dropped.
-#[inline(always)]
-pub(in crate::lut) fn with_block(acc: &mut [f32], f: impl FnOnce(&mut [f32; ROW_BLOCK])) {
-    if let Some(block) = acc.first_chunk_mut() {
-        return f(block);
-    }
-    let mut block = [0.0; ROW_BLOCK];
-    block[..acc.len()].copy_from_slice(acc);
-    f(&mut block);
-    acc.copy_from_slice(&block[..acc.len()]);
 }

@@ -11,8 +11,7 @@ use std::ops::Range;
 use waste_plan::vq::VEC_DIM;
 use waste_plan::{LANES, LutLayout, Tables};
 
-use super::super::avx2::build::bias;
-use super::super::{Code, inputs};
+use super::super::{Code, bias, inputs};
 use crate::avx512::{load_16_ps, load_64, store_16_ps, store_64};
 use crate::bytes::{cast, cast_mut};
 use crate::quant_act::portable::step;

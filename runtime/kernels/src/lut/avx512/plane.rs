@@ -21,10 +21,8 @@ use std::ops::Range;
 use waste_plan::vq::ROW_BLOCK;
 use waste_plan::{LutLayout, Tables};
 
-use super::super::avx2::build::bias;
-use super::super::avx2::word::with_block;
 use super::super::portable::parts;
-use super::super::{Code, Vq2r, Vq3r, Vq4p, check_apply};
+use super::super::{Code, Vq2r, Vq3r, Vq4p, bias, check_apply, with_block};
 use crate::avx2::prefetch;
 use crate::avx512::{load_16_ps, load_64, store_16_ps};
 

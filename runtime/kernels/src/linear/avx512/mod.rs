@@ -9,14 +9,16 @@ pub(crate) mod nibbles;
 pub(crate) mod vnni;
 
 use std::arch::x86_64::{
-    __m512, __m512i, _mm512_add_epi32, _mm512_and_si512, _mm512_cvtepi32_ps, _mm512_fmadd_ps,
-    _mm512_set1_epi8, _mm512_set1_ps, _mm512_slli_epi32, _mm512_srli_epi16,
+    __m512, __m512i, _mm512_add_epi32, _mm512_and_si512, _mm512_cvtepi32_ps, _mm512_fmadd_ps, _mm512_mul_ps,
+    _mm512_set1_epi8, _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_srli_epi16,
 };
 
 use waste_plan::{FX_GROUP, LANES, Packing};
 
+use crate::avx2::with_lanes;
+use crate::avx512::{load_16_ps, store_16_ps, widen_16};
 use crate::linear::portable::{Codes, GROUP};
-use crate::view::FxRows;
+use crate::view::{FxRows, TileMut};
 
 /// Tokens whose part of a chunk is laid out at once.
 const TOKENS: usize = 32;
@@ -145,6 +147,47 @@ fn recombine<const P: usize>(sums: [__m512i; P]) -> __m512 {
         return low;
     }
     _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[0]), _mm512_set1_ps(65536.0), low)
+}
+
+/// What the tile has so far: of tokens `at` …, 16 outputs of each block.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl")]
+fn loaded<const T: usize, const B: usize>(y: &mut TileMut<'_>, at: usize) -> [[__m512; B]; T] {
+    let mut acc = [[_mm512_setzero_ps(); B]; T];
+    for (t, acc) in acc.iter_mut().enumerate() {
+        for (acc, y) in acc.iter_mut().zip(y.row_mut(at + t).chunks_mut(LANES)) {
+            with_lanes(y, |lanes| *acc = load_16_ps(lanes));
+        }
+    }
+    acc
+}
+
+/// The opposite of [`loaded`].
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl")]
+fn store<const T: usize, const B: usize>(acc: &[[__m512; B]; T], y: &mut TileMut<'_>, at: usize) {
+    for (t, acc) in acc.iter().enumerate() {
+        for (acc, y) in acc.iter().zip(y.row_mut(at + t).chunks_mut(LANES)) {
+            with_lanes(y, |lanes| store_16_ps(lanes, *acc));
+        }
+    }
+}
+
+/// Adds z · (m · xs) of a group to every token's sums of block `b`: its minima times the sum of the inputs.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl")]
+fn add_minima<const P: usize, const T: usize, const B: usize>(
+    minima: &[u8; 2 * LANES],
+    b: usize,
+    parts: &[Part<P>],
+    acc: &mut [[__m512; B]; T],
+) {
+    let m = widen_16(minima);
+    for (t, acc) in acc.iter_mut().enumerate() {
+        let Part { xs, z, .. } = parts[t * GROUPS];
+        let (xs, z) = (_mm512_set1_ps(xs), _mm512_set1_ps(z));
+        acc[b] = _mm512_fmadd_ps(z, _mm512_mul_ps(m, xs), acc[b]);
+    }
 }
 
 /// The loops around a file's `add`, for its instructions.

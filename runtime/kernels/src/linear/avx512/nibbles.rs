@@ -6,16 +6,19 @@
 
 use std::arch::x86_64::{
     __m512i, _mm512_add_epi16, _mm512_add_epi32, _mm512_fmadd_ps, _mm512_madd_epi16, _mm512_maddubs_epi16,
-    _mm512_mul_ps, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
+    _mm512_mul_ps, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps,
     _mm512_setzero_si512, _mm512_xor_si512,
 };
 use std::hint::black_box;
 
 use waste_plan::{FX_GROUP, LANES, Packing};
 
-use super::{AHEAD, Block, GROUPS, Part, Parts, QUADS, SPAN, TOKENS, Token, nibbles, recombine, walkers};
-use crate::avx2::{prefetch, with_lanes};
-use crate::avx512::{load_16_ps, load_64, splat_16, store_16_ps, widen_16};
+use super::{
+    AHEAD, Block, GROUPS, Part, Parts, QUADS, SPAN, TOKENS, Token, add_minima, loaded, nibbles, recombine,
+    store, walkers,
+};
+use crate::avx2::prefetch;
+use crate::avx512::{load_64, splat_16, widen_16};
 use crate::cpu::Isa;
 use crate::linear::check;
 use crate::linear::portable::{Codes, GROUP, W4, W4M, W8};
@@ -64,12 +67,7 @@ fn add<C: Codes, const P: usize, const L: usize, const T: usize, const B: usize>
     at: usize,
 ) {
     let is_w8 = matches!(C::PACKING, Packing::W8);
-    let mut acc = [[_mm512_setzero_ps(); B]; T];
-    for (t, acc) in acc.iter_mut().enumerate() {
-        for (acc, y) in acc.iter_mut().zip(y.row_mut(at + t).chunks_mut(LANES)) {
-            with_lanes(y, |lanes| *acc = load_16_ps(lanes));
-        }
-    }
+    let mut acc = loaded::<T, B>(y, at);
     // A count that the compiler does not see keeps this a loop: unrolled, it holds all broadcasts at once and spills.
     let lines = black_box(L);
     for g in 0..parts.groups {
@@ -114,20 +112,11 @@ fn add<C: Codes, const P: usize, const L: usize, const T: usize, const B: usize>
                 acc[b] = _mm512_fmadd_ps(recombine(planes), _mm512_mul_ps(d, xs), acc[b]);
             }
             if matches!(C::PACKING, Packing::W4M) {
-                let m = widen_16(&block.minima[g]);
-                for (t, acc) in acc.iter_mut().enumerate() {
-                    let Part { xs, z, .. } = parts[t * GROUPS];
-                    let (xs, z) = (_mm512_set1_ps(xs), _mm512_set1_ps(z));
-                    acc[b] = _mm512_fmadd_ps(z, _mm512_mul_ps(m, xs), acc[b]);
-                }
+                add_minima(&block.minima[g], b, parts, &mut acc);
             }
         }
     }
-    for (t, acc) in acc.iter().enumerate() {
-        for (acc, y) in acc.iter().zip(y.row_mut(at + t).chunks_mut(LANES)) {
-            with_lanes(y, |lanes| store_16_ps(lanes, *acc));
-        }
-    }
+    store(&acc, y, at);
 }
 
 /// Two registers of nibbles: those of W8's codes made unsigned, or two quads of inputs.

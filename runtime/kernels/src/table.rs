@@ -323,6 +323,9 @@ impl KernelTable {
             if cpu.has_vbmi() {
                 crate::lut::avx512::install(&mut table);
             }
+            if cpu.has(Isa::Amx) {
+                crate::linear::amx::install(&mut table, cpu);
+            }
         }
         table
     }

@@ -19,10 +19,10 @@ use waste_plan::{FX_GROUP, LANES, Packing};
 use self::tiles::{Aligned, Plane, Sums, TOKENS, Tiles, Weights};
 use super::avx2::{nibbles, octets};
 use super::avx512::vnni;
-use crate::avx2::with_lanes;
+use crate::avx2::{store_pair, widen_halves};
 use crate::cpu::{CpuFeatures, Isa};
 use crate::linear::check;
-use crate::linear::portable::{Codes, GROUP, W4, W4M, W8, halves};
+use crate::linear::portable::{Codes, GROUP, W4, W4M, W8};
 use crate::table::{Entry, KernelTable};
 use crate::view::{FxRows, TileMut};
 
@@ -98,29 +98,25 @@ impl Spread for W8 {
 impl Spread for W4 {
     #[inline(always)]
     fn spread<'a>(codes: &'a [u8], bytes: &'a mut [Weights; GROUPS]) -> &'a [Weights] {
-        spread_nibbles(codes, bytes, |code| code.wrapping_sub(8))
+        spread_nibbles::<8>(codes, bytes)
     }
 }
 
 impl Spread for W4M {
     #[inline(always)]
     fn spread<'a>(codes: &'a [u8], bytes: &'a mut [Weights; GROUPS]) -> &'a [Weights] {
-        spread_nibbles(codes, bytes, |code| code)
+        spread_nibbles::<0>(codes, bytes)
     }
 }
 
-/// A line of nibbles is two quads of inputs, the low ones first.
+/// The weights of nibbles, `BIAS` too large as they stand. A line is two quads of inputs, the low ones first.
 #[inline(always)]
-fn spread_nibbles<'a>(
-    codes: &[u8],
-    bytes: &'a mut [Weights; GROUPS],
-    weight: impl Fn(u8) -> u8,
-) -> &'a [Weights] {
+fn spread_nibbles<'a, const BIAS: u8>(codes: &[u8], bytes: &'a mut [Weights; GROUPS]) -> &'a [Weights] {
     let (lines, _) = codes.as_chunks::<{ 4 * LANES }>();
     for (line, quads) in lines.iter().zip(bytes.as_flattened_mut().as_chunks_mut::<2>().0) {
         for (i, code) in line.iter().enumerate() {
-            quads[0][i] = weight(code & 15);
-            quads[1][i] = weight(code >> 4);
+            quads[0][i] = (code & 15).wrapping_sub(BIAS);
+            quads[1][i] = (code >> 4).wrapping_sub(BIAS);
         }
     }
     &bytes[..lines.len() / (GROUP / 8)]
@@ -173,13 +169,22 @@ impl Steps {
 
     #[inline(always)]
     fn read<C: Codes>(&mut self, block: &[u8], k: usize, chunk: usize, groups: usize) {
-        for g in 0..groups {
-            let of = |at: usize| halves(&block[at..], chunk * GROUPS + g);
-            self.scales[g] = of(C::PACKING.payload_bytes(k));
-            if matches!(C::PACKING, Packing::W4M) {
-                self.minima[g] = of(C::PACKING.minima_at(k));
-            }
+        widen(&block[C::PACKING.payload_bytes(k)..], chunk, &mut self.scales[..groups]);
+        if matches!(C::PACKING, Packing::W4M) {
+            widen(&block[C::PACKING.minima_at(k)..], chunk, &mut self.minima[..groups]);
         }
+    }
+}
+
+/// The f16 numbers of a chunk's groups.
+#[inline(always)]
+fn widen(halves: &[u8], chunk: usize, to: &mut [[f32; LANES]]) {
+    let (halves, _) = halves.as_chunks::<{ 2 * LANES }>();
+    for (to, halves) in to.iter_mut().zip(&halves[chunk * GROUPS..]) {
+        // SAFETY: every build has AVX2, FMA and F16C.
+        let wide = unsafe { widen_halves(halves) };
+        // SAFETY: as above.
+        unsafe { store_pair(to, wide) };
     }
 }
 
@@ -241,42 +246,33 @@ struct Shape {
 }
 
 impl<const P: usize> Scratch<P> {
-    /// Adds the parts' chunk times every block to the tile `y` of theirs.
+    /// Adds the parts' chunk times every block to the tile `y` of theirs: the products of one tile, then the scale steps
+    /// of the one before.
     #[inline(always)]
     fn times_blocks<C: Spread>(&mut self, registers: &Tiles, w: &[u8], shape: Shape, y: &mut TileMut<'_>) {
         let Shape { k, chunk, groups, tiles, tokens: _ } = shape;
-        let blocks = y.cols().div_ceil(LANES);
-        let from = chunk * GROUPS * C::GROUP_BYTES;
-        let mut pending = None;
-        for (b, block) in w.chunks_exact(C::PACKING.block_bytes(k)).take(blocks).enumerate() {
-            self.steps[b % 2].read::<C>(block, k, chunk, groups);
-            let weights = C::spread(&block[from..from + groups * C::GROUP_BYTES], &mut self.bytes.0);
-            for (i, part) in self.parts[..tiles].iter().enumerate() {
-                let sums = &mut self.sums[(b * tiles + i) % 2].0;
-                for ((planes, weights), sums) in part.planes.0.iter().zip(weights).zip(sums) {
-                    registers.multiply(planes, weights, sums);
-                }
-                if let Some((b, i)) = pending.replace((b, i)) {
-                    finish::<C, P>(
-                        &self.parts[i],
-                        &self.steps[b % 2],
-                        &self.sums[(b * tiles + i) % 2],
-                        shape,
-                        y,
-                        (b, i),
-                    );
+        let block_bytes = C::PACKING.block_bytes(k);
+        let codes = chunk * GROUPS * C::GROUP_BYTES..(chunk * GROUPS + groups) * C::GROUP_BYTES;
+        let end = y.cols().div_ceil(LANES) * tiles;
+        let mut weights: &[Weights] = &[];
+        for tile in 0..=end {
+            let (b, i) = (tile / tiles, tile % tiles);
+            if tile < end && i == 0 {
+                let block = &w[b * block_bytes..][..block_bytes];
+                self.steps[b % 2].read::<C>(block, k, chunk, groups);
+                weights = C::spread(&block[codes.clone()], &mut self.bytes.0);
+            }
+            if tile < end {
+                let planes = &self.parts[i].planes.0;
+                for ((planes, w), sums) in planes.iter().zip(weights).zip(&mut self.sums[tile % 2].0) {
+                    registers.multiply(planes, w, sums);
                 }
             }
-        }
-        if let Some((b, i)) = pending {
-            finish::<C, P>(
-                &self.parts[i],
-                &self.steps[b % 2],
-                &self.sums[(b * tiles + i) % 2],
-                shape,
-                y,
-                (b, i),
-            );
+            if let Some(done) = tile.checked_sub(1) {
+                let (b, i) = (done / tiles, done % tiles);
+                let (part, sums) = (&self.parts[i], &self.sums[done % 2].0);
+                finish::<C, P>(part, &self.steps[b % 2], sums, shape, (b, i), y);
+            }
         }
     }
 }
@@ -286,39 +282,64 @@ impl<const P: usize> Scratch<P> {
 fn finish<C: Codes, const P: usize>(
     part: &Part<P>,
     steps: &Steps,
-    sums: &ChunkSums<P>,
+    sums: &[[Sums; P]; GROUPS],
     shape: Shape,
-    y: &mut TileMut<'_>,
     (b, i): (usize, usize),
+    y: &mut TileMut<'_>,
 ) {
     for t in 0..shape.tokens {
-        let row = y.row_mut(i * shape.tokens + t);
-        let end = row.len().min((b + 1) * LANES);
-        with_lanes(&mut row[b * LANES..end], |acc| {
-            let xs = part.xs[t];
-            for g in 0..shape.groups {
-                let s = recombine(std::array::from_fn::<_, P, _>(|p| &sums.0[g][p][t]));
-                for ((acc, s), d) in acc.iter_mut().zip(s).zip(steps.scales[g]) {
-                    *acc = s.mul_add(d * xs, *acc);
-                }
-                if matches!(C::PACKING, Packing::W4M) {
-                    let z = part.z[g][t];
-                    for (acc, m) in acc.iter_mut().zip(steps.minima[g]) {
-                        *acc = z.mul_add(m * xs, *acc);
-                    }
-                }
+        let row = &mut y.row_mut(i * shape.tokens + t)[b * LANES..];
+        // No closure: it would be compiled without the build's instructions.
+        if let Some(acc) = row.first_chunk_mut() {
+            step::<C, P>(part, steps, sums, shape.groups, t, acc);
+        } else {
+            let mut acc = [0.0; LANES];
+            acc[..row.len()].copy_from_slice(row);
+            step::<C, P>(part, steps, sums, shape.groups, t, &mut acc);
+            row.copy_from_slice(&acc[..row.len()]);
+        }
+    }
+}
+
+/// The scale steps of a chunk for token t.
+#[inline(always)]
+fn step<C: Codes, const P: usize>(
+    part: &Part<P>,
+    steps: &Steps,
+    sums: &[[Sums; P]; GROUPS],
+    groups: usize,
+    t: usize,
+    acc: &mut [f32; LANES],
+) {
+    let xs = part.xs[t];
+    for (g, sums) in sums.iter().enumerate().take(groups) {
+        let s = recombine(sums, t);
+        for ((acc, s), d) in acc.iter_mut().zip(s).zip(&steps.scales[g]) {
+            *acc = s.mul_add(d * xs, *acc);
+        }
+        if matches!(C::PACKING, Packing::W4M) {
+            let z = part.z[g][t];
+            for (acc, m) in acc.iter_mut().zip(&steps.minima[g]) {
+                *acc = z.mul_add(m * xs, *acc);
             }
-        });
+        }
     }
 }
 
 /// The `s` of 16 rows from their plane sums: the two lower planes join exactly in i32.
 #[inline(always)]
-fn recombine<const P: usize>(sums: [&[i32; LANES]; P]) -> [f32; LANES] {
-    #[expect(clippy::cast_precision_loss, reason = "rounded to nearest even, as defined")]
-    let float = |sum: i32| sum as f32;
-    std::array::from_fn(|r| {
-        let low = if P == 1 { sums[0][r] } else { (sums[P - 2][r] << 8) + sums[P - 1][r] };
-        if P < 3 { float(low) } else { float(sums[0][r]).mul_add(65536.0, float(low)) }
-    })
+#[expect(clippy::cast_precision_loss, reason = "rounded to nearest even, as defined")]
+fn recombine<const P: usize>(sums: &[Sums; P], t: usize) -> [f32; LANES] {
+    let mut s = [0.0; LANES];
+    for r in 0..LANES {
+        let mut low = sums[P - 1][t][r];
+        if P > 1 {
+            low = low.wrapping_add(sums[P - 2][t][r] << 8);
+        }
+        s[r] = low as f32;
+        if P > 2 {
+            s[r] = (sums[0][t][r] as f32).mul_add(65536.0, s[r]);
+        }
+    }
+    s
 }

@@ -1,10 +1,14 @@
 //! What the machine can execute, as a set of tiers.
 //!
 //! Invariants
-//! - a [`CpuFeatures`] is made only by [`CpuFeatures::detect`] and can only shrink: having a tier in the set is the
-//!   proof that its instructions may run here, operating-system support included.
+//! - a [`CpuFeatures`] is made only by [`CpuFeatures::detect`] and can only shrink, but for
+//!   [`CpuFeatures::assuming_amx`], whose caller vouches: having a tier in the set is the proof that its instructions
+//!   may run here, operating-system support and permission included.
 //!
 //! Deliberately absent: the choice of a kernel (that is `table`), and any look at the environment.
+
+#[cfg(target_arch = "x86_64")]
+mod amx;
 
 #[cfg(target_arch = "aarch64")]
 use std::arch::is_aarch64_feature_detected;
@@ -27,7 +31,7 @@ pub enum Isa {
     /// AVX-512 with VNNI. The rows of it that permute bytes across a register (VBMI) are installed only where that is
     /// too: Cascade Lake has one without the other.
     Vnni,
-    /// AMX tiles with int8, next to VNNI.
+    /// AMX tiles with int8, next to whatever of the other tiers is here, at least AVX2.
     Amx,
 }
 
@@ -80,7 +84,7 @@ pub struct CpuFeatures {
 }
 
 impl CpuFeatures {
-    /// Asks the processor and the operating system.
+    /// Asks the processor and the operating system; where only its permission to use AMX is missing, asks for that.
     #[must_use]
     pub fn detect() -> Self {
         #[cfg_attr(
@@ -124,6 +128,20 @@ impl CpuFeatures {
                 self.has_vbmi = is_x86_feature_detected!("avx512vbmi");
             }
         }
+        if self.has(Isa::Avx2) && amx::available().is_ok() {
+            self.tiers |= Isa::Amx.bit();
+        }
+    }
+
+    /// The same machine with AMX, where AVX2 is: for tests, in which a handler of illegal instructions executes tiles.
+    ///
+    /// # Safety
+    /// Wherever a kernel of a table made from the result is called, AMX's instructions have the effect that
+    /// Intel's manual states.
+    #[must_use]
+    pub unsafe fn assuming_amx(self) -> Self {
+        let amx = if self.has(Isa::Avx2) { Isa::Amx.bit() } else { 0 };
+        Self { tiers: self.tiers | amx, ..self }
     }
 
     /// The same machine without the tiers above `max`.
@@ -173,14 +191,15 @@ impl Isa {
     /// Why kernels of this tier cannot run here, for people; `None` if they can.
     #[must_use]
     pub fn why_not(self) -> Option<String> {
-        if CpuFeatures::detect().has(self) {
-            return None;
-        }
         let missing = missing_extensions(self);
-        Some(match missing.is_empty() {
-            true => "the processor has no AMX with int8, or the system does not grant it".to_owned(),
-            false => format!("the processor or the system has no {}", missing.join(", ")),
-        })
+        if !missing.is_empty() {
+            return Some(format!("the processor or the system has no {}", missing.join(", ")));
+        }
+        #[cfg(target_arch = "x86_64")]
+        if self == Self::Amx {
+            return amx::available().err().map(|it| it.to_string());
+        }
+        None
     }
 }
 
@@ -200,9 +219,9 @@ fn missing_extensions(isa: Isa) -> Vec<&'static str> {
     let needed = match isa {
         Isa::Neon | Isa::Dotprod | Isa::I8mm => return vec![isa.name()],
         Isa::Portable => 0,
-        Isa::Avx2 => 3,
+        Isa::Avx2 | Isa::Amx => 3,
         Isa::Avx512 => 7,
-        Isa::Vnni | Isa::Amx => here.len(),
+        Isa::Vnni => here.len(),
     };
     here[..needed].iter().filter(|it| !it.1).map(|it| it.0).collect()
 }
@@ -256,6 +275,18 @@ mod tests {
                 isa.name(),
                 isa.why_not()
             );
+        }
+    }
+
+    /// What a handler may execute is one more tier and nothing else; a machine without AVX2 has none.
+    #[test]
+    fn assuming_amx_adds_that_tier() {
+        let detected = CpuFeatures::detect();
+        for cpu in [detected, detected.capped(Isa::Avx2), detected.capped(Isa::Portable)] {
+            // SAFETY: no kernel is called.
+            let assumed = unsafe { cpu.assuming_amx() };
+            assert_eq!(assumed.has(Isa::Amx), cpu.has(Isa::Avx2));
+            assert_eq!(assumed.capped(Isa::Vnni), cpu.capped(Isa::Vnni));
         }
     }
 

@@ -324,6 +324,9 @@ impl KernelTable {
             if cpu.has_vbmi() {
                 crate::lut::avx512::install(&mut table);
             }
+            if cpu.has(Isa::Amx) {
+                crate::linear::amx::install(&mut table, cpu);
+            }
         }
         // The plain build is NEON with fused multiply-add already: both belong to the architecture.
         #[cfg(target_arch = "aarch64")]

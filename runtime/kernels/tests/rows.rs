@@ -39,6 +39,10 @@ fn every_tier_has_the_bits_of_the_portable_rows() {
         let want = run(reference, row.name);
         assert!(!want.is_empty(), "{} was not observed", row.name);
         for (tier, table) in &tables[1..] {
+            // A row of a lower tier is the one of that tier's table.
+            if table.rows().any(|it| it.name == row.name && it.isa.name() != tier) {
+                continue;
+            }
             let got = run(table, row.name);
             assert_eq!(got.len(), want.len(), "{} on {tier}", row.name);
             if let Some(at) = (0..want.len()).find(|&i| got[i] != want[i]) {

@@ -1,6 +1,8 @@
 //! What the kernel tests and benches share: seeded numbers, aligned bytes, packed weights, quantised rows.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+pub mod amx;
 pub mod lut;
 
 use half::f16;
@@ -203,9 +205,11 @@ impl Quantised {
 }
 
 /// A table for every tier of this machine, the portable build without fma first; or for those that `WASTE_TEST_TIERS`
-/// names, where all of them would take too long.
+/// names, where all of them would take too long. AMX is among them where AVX2 is, executed by a handler if need be.
 pub fn tables() -> Vec<(String, KernelTable)> {
     let cpu = CpuFeatures::detect();
+    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+    let cpu = amx::with_amx(cpu);
     let mut res = vec![("portable without fma".to_owned(), KernelTable::new(cpu.without_fma()))];
     for isa in cpu.tiers() {
         res.push((isa.name().to_owned(), KernelTable::new(cpu.capped(isa))));

@@ -5,8 +5,8 @@
 //! Accumulators live in the tile between chunks; groups ascend, so each output sees the order of the definition.
 //! One token takes its own way, straight from the packed bytes with software prefetch and no chunks.
 
-mod nibbles;
-mod octets;
+pub(super) mod nibbles;
+pub(super) mod octets;
 
 use std::arch::x86_64::{__m256, _mm256_fmadd_ps, _mm256_mul_ps};
 

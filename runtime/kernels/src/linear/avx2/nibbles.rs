@@ -26,7 +26,7 @@ use crate::view::{FxRows, TileMut};
 macro_rules! rows {
     ($($name:ident: $planes:literal, $with_minima:literal;)+) => {
         $(#[target_feature(enable = "avx2,fma,f16c")]
-        pub(super) fn $name(w: &[u8], k: usize, x: &FxRows<'_>, y: &mut TileMut<'_>) {
+        pub(in crate::linear) fn $name(w: &[u8], k: usize, x: &FxRows<'_>, y: &mut TileMut<'_>) {
             linear::<$planes, { 6 / $planes }, $with_minima>(w, k, x, y);
         })+
     };

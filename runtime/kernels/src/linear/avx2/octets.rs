@@ -37,7 +37,7 @@ const QUADS: usize = GROUP / 4;
 macro_rules! rows {
     ($($name:ident: $planes:literal, $words:literal, $tokens:literal;)+) => {
         $(#[target_feature(enable = "avx2,fma,f16c")]
-        pub(super) fn $name(w: &[u8], k: usize, x: &FxRows<'_>, y: &mut TileMut<'_>) {
+        pub(in crate::linear) fn $name(w: &[u8], k: usize, x: &FxRows<'_>, y: &mut TileMut<'_>) {
             linear::<$planes, $words, $tokens>(w, k, x, y);
         })+
     };

@@ -30,7 +30,7 @@ macro_rules! rows {
             $( table.$name = Entry { call: $name, isa: Isa::Vnni }; )+
         }
         $(#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-        fn $name(w: &[u8], k: usize, x: &FxRows<'_>, y: &mut TileMut<'_>) {
+        pub(in crate::linear) fn $name(w: &[u8], k: usize, x: &FxRows<'_>, y: &mut TileMut<'_>) {
             linear::<$codes, $planes, $lines, { 12 / $planes }>(w, k, x, y);
         })+
     };

@@ -11,6 +11,7 @@
 //! | `experts`, `stream` | records of experts, streamed from disk; the windows in which a plan uses them |
 //! | `sys` | what the operating system says about processors and memory |
 //! | `profile` | measured time by step |
+//! | `trace` | what every thread did and when |
 //!
 //! Invariants: no step allocates; a step is all or nothing; the same bits for every number of threads.
 #![warn(missing_docs)]
@@ -26,6 +27,7 @@ mod session;
 mod stream;
 pub mod sys;
 mod team;
+mod trace;
 pub mod weights;
 
 pub use error::RuntimeError;
@@ -33,4 +35,5 @@ pub use loaded::{LoadedPlan, pack_weight};
 pub use profile::{Calls, Profile};
 pub use session::{Counters, Session, SessionOptions, Token, needed_bytes, needed_bytes_with};
 pub use stream::ExpertOptions;
+pub use trace::{Slice, Trace};
 pub use waste_kernels::{CpuFeatures, Isa, KernelTable};

@@ -1,7 +1,7 @@
 //! A session: a loaded plan, its memory, its threads, and the accepted history of each row.
 //!
 //! Invariants
-//! - all memory is allocated in [`Session::open`]; a step allocates nothing;
+//! - all memory is allocated in [`Session::open`], that of a recording in [`Session::start_trace`]; a step allocates nothing;
 //! - a step is a transaction: the history of a row grows only after the whole step succeeded and its logits are finite.
 //!   A failed or cancelled step leaves the accepted history as it was, and a retry overwrites the rejected positions;
 //! - a row's recurrent states have two halves: a step reads the accepted one and writes the other, and accepting it flips them;
@@ -21,6 +21,7 @@ use crate::loaded::LoadedPlan;
 use crate::profile::Profile;
 use crate::stream::{ExpertOptions, ExpertSource};
 use crate::team::{Member, Team};
+use crate::trace::{Slice, Trace};
 
 /// How a session runs.
 #[derive(Clone, Debug)]
@@ -99,6 +100,7 @@ pub struct Session {
     is_verified: bool,
     check_finite: bool,
     profile: Option<Profile>,
+    trace: Option<Trace>,
     counters: Counters,
 }
 
@@ -152,6 +154,7 @@ impl Session {
             is_verified: !options.verify,
             check_finite: options.check_finite,
             profile,
+            trace: None,
             counters: Counters::default(),
             plan,
             loaded: loaded.clone(),
@@ -230,6 +233,17 @@ impl Session {
     #[must_use]
     pub fn profile(&self) -> Option<&Profile> {
         self.profile.as_ref()
+    }
+
+    /// Records from now on what each thread does, at most `most` slices of each: see [`Trace`].
+    pub fn start_trace(&mut self, most: usize) {
+        self.trace = Some(Trace::new(self.threads(), most));
+    }
+
+    /// What was recorded, if [`Session::start_trace`] was called.
+    #[must_use]
+    pub const fn trace(&self) -> Option<&Trace> {
+        self.trace.as_ref()
     }
 
     /// Most tokens of one call, and most wanted rows.
@@ -387,8 +401,11 @@ impl Session {
         let bad_step = AtomicU32::new(u32::MAX);
         let (cancel, scratch, check) = (&self.cancel, &self.scratch, self.check_finite);
         let clock = self.profile.as_ref().map(|it| it.clock(program));
+        let number = self.trace.as_mut().map_or(0, Trace::begin);
+        let trace = self.trace.as_ref();
         let job = |member: &mut Member<'_>| {
             let mut scratch = scratch[member.index].lock().expect("each thread has its own");
+            let mut lane = trace.map(|it| it.lane(member.index));
             let mut done = 0;
             let mut at = 0;
             while let Some(step) = steps.get(at) {
@@ -396,9 +413,24 @@ impl Session {
                     member.barrier();
                 }
                 let started = clock.as_ref().map(|it| it.start(member.index));
+                let (began, before) = (lane.as_ref().map(|it| it.now()), done);
                 let is_stopped = cancel.load(Ordering::Relaxed) || member.is_panicked();
                 if !is_stopped || step.kind.moves_experts() {
                     member.guarded(|| done += claim_tiles(&exec, step, &claims[at], scratch.f32s(), cancel));
+                }
+                if let (Some(lane), Some(start)) = (&mut lane, began) {
+                    let is_reader = member.index == 0 && step.kind.moves_experts();
+                    let end = lane.now();
+                    let disk = exec.experts.filter(|_| is_reader).map(|it| it.counters().bytes);
+                    lane.push(Slice {
+                        call: number,
+                        program: as_u32(program),
+                        step: as_u32(at),
+                        tiles: as_u32(done - before),
+                        start,
+                        end,
+                        disk,
+                    });
                 }
                 if let (Some(clock), Some(started)) = (&clock, started) {
                     member.barrier();

@@ -264,7 +264,8 @@ fn a_timeline_holds_every_step_of_every_thread() {
         let read = counted("disk").map(|it| it["args"]["bytes"].as_u64().unwrap()).max();
         assert_eq!(read.is_some(), n_layers > 0, "{name}");
         if let Some(read) = read {
-            assert_eq!(read, run["experts"]["bytes"].as_u64().unwrap());
+            let all = run["experts"]["bytes"].as_u64().unwrap();
+            assert!(0 < read && read <= all, "{read} of {all}");
         }
     }
     let scratch = Scratch::new("seeing-trace-limit");

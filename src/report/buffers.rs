@@ -125,7 +125,7 @@ fn touch(all: &mut [Buffer], offset: u64, at: usize) {
 /// First and last step of each loop over experts.
 fn loops(program: &Program) -> impl Iterator<Item = (usize, usize)> + '_ {
     program.steps.iter().enumerate().filter_map(|(at, step)| match step.kind {
-        StepKind::ExpertWindow { body, .. } => Some((at, at.saturating_add(body as usize))),
+        StepKind::ExpertWindow { body, .. } => Some((at, (at + body as usize).min(program.steps.len() - 1))),
         _ => None,
     })
 }

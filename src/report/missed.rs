@@ -40,7 +40,7 @@ const PRICES: [Price; 7] = [
     Price { pass: "legalize-vq", steps: 0, passes: 0, also: "the plan cannot be made" },
 ];
 
-const ADVICE: [Advice; 24] = [
+const ADVICE: [Advice; 23] = [
     Advice {
         reason: "second use",
         change: "another op reads the value in between, so it must exist: let that op read the fused result, or drop the use in the front end",
@@ -133,7 +133,6 @@ const ADVICE: [Advice; 24] = [
         reason: "which tables do not add",
         change: "move the bias or activation behind the sum of the experts, or store these matrices plainly",
     },
-    Advice { reason: "the op is an expert's", change: "nothing: a loop's body is fused by flatten-experts" },
 ];
 
 /// What would have to change for the refusal `reason` to go away, if that is known.

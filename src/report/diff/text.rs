@@ -33,7 +33,7 @@ fn pairs(heading: &'static str, pairs: &[Pair]) -> String {
 }
 
 /// `+12.50 %`, nothing where nothing changed.
-pub(super) fn change(it: &Pair) -> String {
+fn change(it: &Pair) -> String {
     match (it.a, it.b) {
         (a, b) if a == b => String::new(),
         (0, _) => "new".into(),

@@ -27,7 +27,36 @@ function drawMemory() {
     el("td", { class: "amount" }, percent(it.bytes, m.peak)), el("td", { class: "dim" }, it.note)));
   rows.push(el("tr", { class: "sum" }, el("th", { scope: "row" }, "peak"), el("td", { class: "amount" }, grouped(m.peak)),
     el("td", { class: "amount" }, bytes(m.peak)), el("td", { class: "dim" }, `stated, with ${m.threads} threads`)));
-  byId("memory-body").replaceChildren(bar, el("div", { class: "scroll" }, el("table", { class: "plain" }, el("tbody", {}, ...rows))));
+  byId("memory-body").replaceChildren(bar, el("div", { class: "scroll" }, el("table", { class: "plain" }, el("tbody", {}, ...rows))), layerBars(programs[0]));
+}
+
+// Weights and states of each layer as bars; what two layers share stands with the first.
+function layerBars(program) {
+  const seen = new Set(), size = (list, column, it) => {
+    const key = `${it.space}${it.at}`;
+    if (seen.has(key)) return 0;
+    seen.add(key);
+    return list[it.at]?.[column] ?? 0;
+  };
+  const layers = program.layers.map((layer) => {
+    const all = program.steps.slice(layer.from, layer.to).flatMap((step) => [...step.reads, ...step.writes]);
+    const sum = (space, list) => all.filter((it) => it.space === space).reduce((total, it) => total + size(list, 4, it), 0);
+    return { layer, weights: sum("w", data.weights), states: sum("st", data.states) };
+  });
+  const most = Math.max(1, ...layers.map((it) => it.weights + it.states)), high = 92, wide = WIDE / layers.length;
+  const bars = layers.map((it, at) => {
+    const w = (high * it.weights) / most, s = (high * it.states) / most, x = at * wide + 0.5, name = layerName(it.layer);
+    const text = [name, `weights ${bytes(it.weights)}`, `states ${bytes(it.states)}`];
+    const every = Math.max(1, Math.ceil(layers.length / 34));
+    const label = it.layer.label === "begin" ? "▸" : it.layer.label === "end" ? "■" : it.layer.label % every === 0 ? it.layer.label : "";
+    return svg("g", { onmousemove: (event) => tip(text, event.clientX, event.clientY), onmouseleave: hideTip, onclick: () => choose(shown.program.layers[at] ?? it.layer) },
+      svg("rect", { class: "hit", x, y: 0, width: wide, height: high + 16 }),
+      svg("rect", { class: "fill weights", x, y: high - w, width: Math.max(1, wide - 2), height: w, rx: 1 }),
+      svg("rect", { class: "fill states", x, y: high - w - s, width: Math.max(1, wide - 2), height: s, rx: 1 }),
+      svg("text", { class: "label", x: x + wide / 2, y: high + 14, "text-anchor": "middle" }, label));
+  });
+  return el("figure", { class: "bylayer" }, svg("svg", { viewBox: `0 0 ${WIDE} ${high + 18}`, role: "img", "aria-label": "Weights and states of each layer" }, ...bars),
+    el("figcaption", { class: "dim" }, `Weights and states of each layer; the largest has ${bytes(most)}.`));
 }
 
 // --- the map ------------------------------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ const miss = ([reason, n, first, cost, change]) => el("div", { class: "miss" },
 
 function drawTables() {
   const weights = data.weights.map(([name, dtype, packing, shape, size, offset]) => el("tr", {}, ...cells(
-    el("th", { scope: "row" }, name), dtype, packing, shape.join(" × "), amount(grouped(size)), amount(hex(offset)))));
+    el("th", { scope: "row", class: "long" }, name.replaceAll("+", " + ")), dtype, packing, shape.join(" × "), amount(grouped(size)), amount(hex(offset)))));
   const states = data.states.map(([name, kind, dtype, shape, size, offset]) => el("tr", {}, ...cells(
     el("th", { scope: "row" }, name), kind, dtype, shape.join(" × "), amount(grouped(size)), amount(hex(offset)))));
   const layouts = new Map();

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `loaded` | a plan file mapped and validated, its weights |
 //! | `session` | the accepted history of each row; steps as transactions |
+//! | `needs` | bytes that a plan needs and moves |
 //! | `saved` | a row of a session as a file |
 //! | `exec` | one tile of one step |
 //! | `team` | threads that walk a program together |
@@ -21,6 +22,7 @@ mod error;
 mod exec;
 pub mod experts;
 mod loaded;
+mod needs;
 mod profile;
 mod saved;
 mod session;
@@ -32,8 +34,9 @@ pub mod weights;
 
 pub use error::RuntimeError;
 pub use loaded::{LoadedPlan, pack_weight};
+pub use needs::{needed_bytes, needed_bytes_with};
 pub use profile::{Calls, Profile};
-pub use session::{Counters, Session, SessionOptions, Token, needed_bytes, needed_bytes_with};
+pub use session::{Counters, Session, SessionOptions, Token};
 pub use stream::ExpertOptions;
 pub use trace::{Slice, Trace};
 pub use waste_kernels::{CpuFeatures, Isa, KernelTable};

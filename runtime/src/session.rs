@@ -11,13 +11,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use waste_kernels::{CpuFeatures, Isa, KernelTable};
-use waste_plan::schema::{Place, Plan, PortName, Program, State, StateKind, Step, StepKind};
+use waste_plan::schema::{Plan, PortName, Program, StateKind, Step, StepKind};
 
 use crate::arena::{Call, Spaces, ThreadScratch};
 use crate::error::RuntimeError;
 use crate::exec::{Exec, missing_kernels};
 use crate::experts::ExpertError;
 use crate::loaded::LoadedPlan;
+use crate::needs::{needed_bytes_with, position_bytes, recurrent_bytes, weight_bytes};
 use crate::profile::Profile;
 use crate::stream::{ExpertOptions, ExpertSource};
 use crate::team::{Member, Team};
@@ -558,55 +559,6 @@ fn claim_tiles(
         exec.tile(step, index, scratch);
         done += 1;
     }
-}
-
-/// Bytes of packed weights that `program` multiplies with, each counted once.
-fn weight_bytes(plan: &Plan, program: &Program) -> u64 {
-    let linears = program.steps.iter().filter(|it| {
-        matches!(
-            it.kind,
-            StepKind::Linear { .. }
-                | StepKind::LinearGlu { .. }
-                | StepKind::HeadLinear
-                | StepKind::HeadLinearT
-        )
-    });
-    let ids = linears.flat_map(|it| &it.reads).filter_map(|it| match it.place {
-        Place::Weight(id) => Some(id),
-        Place::Scratch(_) | Place::Io(_) | Place::State(_) => None,
-    });
-    let ids: std::collections::BTreeSet<u32> = ids.collect();
-    ids.iter().map(|id| plan.weights[*id as usize].bytes).sum()
-}
-
-/// Bytes of a recurrent state that a call reads and writes for each row.
-fn recurrent_bytes(state: &State) -> u64 {
-    let is_recurrent = state.kind == StateKind::Recurrent;
-    if is_recurrent { state.bytes / u64::from(state.shape[0]).max(1) } else { 0 }
-}
-
-/// Bytes of one position of a cache.
-fn position_bytes(state: &State) -> u64 {
-    if state.kind == StateKind::Recurrent {
-        return 0;
-    }
-    state.bytes / (u64::from(state.shape[0]) * u64::from(state.shape[1])).max(1)
-}
-
-/// Bytes of a session with this many threads.
-#[must_use]
-pub fn needed_bytes(plan: &Plan, threads: usize) -> u64 {
-    needed_bytes_with(plan, threads, None)
-}
-
-/// Bytes of a session with this many threads, and this many records in the expert cache (`None`: as planned).
-#[must_use]
-pub fn needed_bytes_with(plan: &Plan, threads: usize, expert_slots: Option<u64>) -> u64 {
-    let memory = &plan.memory;
-    let slot = memory.experts.checked_div(memory.expert_slots).unwrap_or(0);
-    let experts = slot.saturating_mul(expert_slots.unwrap_or(memory.expert_slots));
-    let fixed = [memory.weights, memory.states, memory.scratch, memory.io, memory.text, experts];
-    fixed.iter().fold(memory.thread.saturating_mul(threads.max(1) as u64), |sum, it| sum.saturating_add(*it))
 }
 
 fn as_u32(n: usize) -> u32 {

@@ -155,17 +155,16 @@ pub fn report(passes: &[PassLine], graphs: usize) -> String {
         let a_graph = it.count / graphs.max(1) as u64;
         let layer = it.layer().map(|it| format!(", layer {it}")).unwrap_or_default();
         let place = it.first.split_once(' ').map_or(it.first.as_str(), |it| it.1);
+        writeln!(out, "\n{pass}: {}", it.reason).expect("writing to a string");
         let mut line = |name: &str, text: &str| {
-            writeln!(out, "  {name:<11} {text}").expect("writing to a string");
+            writeln!(out, "  {name:<10} {text}").expect("writing to a string");
         };
-        line("", "");
-        line(pass, &it.reason);
-        line("how often", &format!("{} in all graphs, {} a graph", grouped(it.count), grouped(a_graph)));
+        line("how often", &format!("{}, {} in each of {graphs} graphs", grouped(it.count), grouped(a_graph)));
         line("first", &format!("{}{layer}: {place}", it.graph()));
         line("costs", &price(pass, it, graphs));
         line("change", change(&it.reason).unwrap_or("not known: see the pass"));
     }
-    out.lines().map(|it| it.trim_end().to_owned() + "\n").collect()
+    out
 }
 
 /// What refusals like `missed` cost a token, if `graphs` programs share their count.

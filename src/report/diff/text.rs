@@ -49,8 +49,7 @@ fn fusion(it: &Fusion) -> String {
         (true, true) => "missed",
         (true, false) => "no longer missed",
     };
-    let by = it.a.abs_diff(it.b);
-    format!("{word} {}: {} ({} -> {})\n", grouped(by), it.name, grouped(it.a), grouped(it.b))
+    format!("{word} {}: {} -> {}\n", it.name, grouped(it.a), grouped(it.b))
 }
 
 fn stored(it: &Stored) -> String {

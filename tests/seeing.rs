@@ -129,6 +129,11 @@ fn lines_begin_where_the_bytes_were_written() {
         }
     }
     assert!(steps.len() < lines + 10, "{lines} lines for {} steps", steps.len());
+    // The choice and the check of finiteness read the logits, which lie in the caller's array.
+    let head = steps.iter().rposition(|it| it[0] == "linear").unwrap();
+    for (at, step) in steps.iter().enumerate().skip(head + 1) {
+        assert_eq!((&step[12][0][0], &step[12][0][6]), (&"io".into(), &(at - head).into()), "{step}");
+    }
 }
 
 #[test]

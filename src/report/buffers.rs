@@ -73,29 +73,50 @@ pub fn live_bytes(program: &Program) -> Vec<u64> {
     live
 }
 
-/// For each step and each of its reads in scratch, the step that wrote what is read; `None` for other reads.
+/// For each step and each of its reads, the step that wrote what is read; `None` for weights, states and what the caller gives.
 ///
 /// Operands are compared by their first rows: a slice of a matrix shares rows with the rest of it, but no columns.
 #[must_use]
 pub fn writers(program: &Program) -> Vec<Vec<Option<usize>>> {
-    let mut written: Vec<(usize, Range<u64>)> = Vec::new();
-    let first_row = |it: &Operand| {
-        let start = scratch(it)?;
-        Some(start..start.saturating_add(it.row_bytes().unwrap_or(0)))
-    };
+    let mut written: Vec<(usize, FirstRow)> = Vec::new();
     let mut all = Vec::with_capacity(program.steps.len());
     for (at, step) in program.steps.iter().enumerate() {
         let writer = |it: &Operand| {
-            let row = first_row(it)?;
-            written.iter().rev().find(|it| it.1.start < row.end && row.start < it.1.end).map(|it| it.0)
+            let row = FirstRow::of(it)?;
+            written.iter().rev().find(|it| it.1.overlaps(&row)).map(|it| it.0)
         };
         all.push(step.reads.iter().map(writer).collect());
-        for row in step.writes.iter().filter_map(first_row) {
-            written.retain(|it| !(row.start <= it.1.start && it.1.end <= row.end));
+        for row in step.writes.iter().filter_map(FirstRow::of) {
+            written.retain(|it| !row.covers(&it.1));
             written.push((at, row));
         }
     }
     all
+}
+
+/// The bytes of an operand's first row, in scratch or in the caller's arrays.
+struct FirstRow {
+    is_io: bool,
+    bytes: Range<u64>,
+}
+
+impl FirstRow {
+    fn of(it: &Operand) -> Option<Self> {
+        let (is_io, start) = match it.place {
+            Place::Scratch(offset) => (false, offset),
+            Place::Io(offset) => (true, offset),
+            Place::Weight(_) | Place::State(_) => return None,
+        };
+        Some(Self { is_io, bytes: start..start.saturating_add(it.row_bytes().unwrap_or(0)) })
+    }
+
+    fn overlaps(&self, it: &Self) -> bool {
+        self.is_io == it.is_io && self.bytes.start < it.bytes.end && it.bytes.start < self.bytes.end
+    }
+
+    fn covers(&self, it: &Self) -> bool {
+        self.is_io == it.is_io && self.bytes.start <= it.bytes.start && it.bytes.end <= self.bytes.end
+    }
 }
 
 /// Whether the first result of `step` lies exactly over one of its reads.

@@ -27,7 +27,7 @@ const digits = (x) => (x >= 100 ? x.toFixed(0) : x >= 10 ? x.toFixed(1) : x.toFi
 
 function scaled(n, base, units) {
   let at = 0;
-  while (n >= base && at + 1 < units.length) [n, at] = [n / base, at + 1];
+  while (n >= base * 0.9995 && at + 1 < units.length) [n, at] = [n / base, at + 1];
   return at === 0 ? `${n} ${units[0]}`.trim() : `${digits(n)} ${units[at]}`;
 }
 

@@ -146,7 +146,7 @@ pub fn change(reason: &str) -> Option<&'static str> {
 pub fn report(passes: &[PassLine], graphs: usize) -> String {
     let mut all: Vec<(&str, &Missed)> =
         passes.iter().flat_map(|pass| pass.missed.iter().map(|it| (pass.name.as_str(), it))).collect();
-    all.sort_by(|a, b| b.1.count.cmp(&a.1.count));
+    all.sort_by_key(|it| std::cmp::Reverse(it.1.count));
     if all.is_empty() {
         return "no fusion was nearly made and refused\n".into();
     }

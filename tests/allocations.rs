@@ -41,6 +41,8 @@ fn no_step_allocates() {
         let fixture = Fixture::open(name);
         let options = CompileOptions { ctx: Some(96), chunk: Some(16), ..CompileOptions::usual() };
         let loaded = fixture.compile(&options);
+        // Packing woke the threads of the shared pool, which allocate as they start: all have, once all have answered.
+        rayon::broadcast(|_| ());
         for (threads, is_traced) in [(1, false), (2, false), (3, false), (2, true)] {
             let mut session = session(&loaded, &Run { threads, ..Run::default() });
             if is_traced {

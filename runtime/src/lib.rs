@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `loaded` | a plan file mapped and validated, its weights |
 //! | `session` | the accepted history of each row; steps as transactions |
+//! | `needs` | bytes that a plan needs and moves |
 //! | `saved` | a row of a session as a file |
 //! | `exec` | one tile of one step |
 //! | `team` | threads that walk a program together |
@@ -11,6 +12,7 @@
 //! | `experts`, `stream` | records of experts, streamed from disk; the windows in which a plan uses them |
 //! | `sys` | what the operating system says about processors and memory |
 //! | `profile` | measured time by step |
+//! | `trace` | what every thread did and when |
 //!
 //! Invariants: no step allocates; a step is all or nothing; the same bits for every number of threads.
 #![warn(missing_docs)]
@@ -20,17 +22,21 @@ mod error;
 mod exec;
 pub mod experts;
 mod loaded;
+mod needs;
 mod profile;
 mod saved;
 mod session;
 mod stream;
 pub mod sys;
 mod team;
+mod trace;
 pub mod weights;
 
 pub use error::RuntimeError;
 pub use loaded::{LoadedPlan, pack_weight};
+pub use needs::{needed_bytes, needed_bytes_with};
 pub use profile::{Calls, Profile};
-pub use session::{Counters, Session, SessionOptions, Token, needed_bytes, needed_bytes_with};
+pub use session::{Counters, Session, SessionOptions, Token};
 pub use stream::ExpertOptions;
+pub use trace::{Slice, Trace};
 pub use waste_kernels::{CpuFeatures, Isa, KernelTable};

@@ -1,7 +1,7 @@
 //! A session: a loaded plan, its memory, its threads, and the accepted history of each row.
 //!
 //! Invariants
-//! - all memory is allocated in [`Session::open`]; a step allocates nothing;
+//! - all memory is allocated in [`Session::open`], that of a recording in [`Session::start_trace`]; a step allocates nothing;
 //! - a step is a transaction: the history of a row grows only after the whole step succeeded and its logits are finite.
 //!   A failed or cancelled step leaves the accepted history as it was, and a retry overwrites the rejected positions;
 //! - a row's recurrent states have two halves: a step reads the accepted one and writes the other, and accepting it flips them;
@@ -11,17 +11,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use waste_kernels::{CpuFeatures, Isa, KernelTable};
-use waste_plan::schema::{Place, Plan, PortName, Program, State, StateKind, Step, StepKind};
+use waste_plan::schema::{Plan, PortName, Program, StateKind, Step, StepKind};
 
 use crate::arena::{Call, Spaces, ThreadScratch};
 use crate::error::RuntimeError;
 use crate::exec::{Exec, missing_kernels};
 use crate::experts::ExpertError;
 use crate::loaded::LoadedPlan;
+use crate::needs::{needed_bytes_with, position_bytes, recurrent_bytes, weight_bytes};
 use crate::profile::Profile;
 use crate::stream::{ExpertOptions, ExpertSource};
 use crate::sys::thread_allocations;
 use crate::team::{Member, Team};
+use crate::trace::{Slice, Trace};
 
 /// How a session runs.
 #[derive(Clone, Debug)]
@@ -103,6 +105,7 @@ pub struct Session {
     is_verified: bool,
     check_finite: bool,
     profile: Option<Profile>,
+    trace: Option<Trace>,
     counters: Counters,
 }
 
@@ -156,6 +159,7 @@ impl Session {
             is_verified: !options.verify,
             check_finite: options.check_finite,
             profile,
+            trace: None,
             counters: Counters::default(),
             plan,
             loaded: loaded.clone(),
@@ -234,6 +238,17 @@ impl Session {
     #[must_use]
     pub fn profile(&self) -> Option<&Profile> {
         self.profile.as_ref()
+    }
+
+    /// Records from now on what each thread does, at most `most` slices of each: see [`Trace`].
+    pub fn start_trace(&mut self, most: usize) {
+        self.trace = Some(Trace::new(self.threads(), most));
+    }
+
+    /// What was recorded, if [`Session::start_trace`] was called.
+    #[must_use]
+    pub const fn trace(&self) -> Option<&Trace> {
+        self.trace.as_ref()
     }
 
     /// Most tokens of one call, and most wanted rows.
@@ -394,9 +409,12 @@ impl Session {
         let bad_step = AtomicU32::new(u32::MAX);
         let (cancel, scratch, check) = (&self.cancel, &self.scratch, self.check_finite);
         let clock = self.profile.as_ref().map(|it| it.clock(program));
+        let number = self.trace.as_mut().map_or(0, Trace::begin);
+        let trace = self.trace.as_ref();
         let job = |member: &mut Member<'_>| {
             let before = thread_allocations();
             let mut scratch = scratch[member.index].lock().expect("each thread has its own");
+            let mut lane = trace.map(|it| it.lane(member.index));
             let mut done = 0;
             let mut at = 0;
             while let Some(step) = steps.get(at) {
@@ -404,9 +422,24 @@ impl Session {
                     member.barrier();
                 }
                 let started = clock.as_ref().map(|it| it.start(member.index));
+                let (began, before) = (lane.as_ref().map(|it| it.now()), done);
                 let is_stopped = cancel.load(Ordering::Relaxed) || member.is_panicked();
                 if !is_stopped || step.kind.moves_experts() {
                     member.guarded(|| done += claim_tiles(&exec, step, &claims[at], scratch.f32s(), cancel));
+                }
+                if let (Some(lane), Some(start)) = (&mut lane, began) {
+                    let is_reader = member.index == 0 && step.kind.moves_experts();
+                    let end = lane.now();
+                    let disk = exec.experts.filter(|_| is_reader).map(|it| it.counters().bytes);
+                    lane.push(Slice {
+                        call: number,
+                        program: as_u32(program),
+                        step: as_u32(at),
+                        tiles: as_u32(done - before),
+                        start,
+                        end,
+                        disk,
+                    });
                 }
                 if let (Some(clock), Some(started)) = (&clock, started) {
                     member.barrier();
@@ -539,55 +572,6 @@ fn claim_tiles(
         exec.tile(step, index, scratch);
         done += 1;
     }
-}
-
-/// Bytes of packed weights that `program` multiplies with, each counted once.
-fn weight_bytes(plan: &Plan, program: &Program) -> u64 {
-    let linears = program.steps.iter().filter(|it| {
-        matches!(
-            it.kind,
-            StepKind::Linear { .. }
-                | StepKind::LinearGlu { .. }
-                | StepKind::HeadLinear
-                | StepKind::HeadLinearT
-        )
-    });
-    let ids = linears.flat_map(|it| &it.reads).filter_map(|it| match it.place {
-        Place::Weight(id) => Some(id),
-        Place::Scratch(_) | Place::Io(_) | Place::State(_) => None,
-    });
-    let ids: std::collections::BTreeSet<u32> = ids.collect();
-    ids.iter().map(|id| plan.weights[*id as usize].bytes).sum()
-}
-
-/// Bytes of a recurrent state that a call reads and writes for each row.
-fn recurrent_bytes(state: &State) -> u64 {
-    let is_recurrent = state.kind == StateKind::Recurrent;
-    if is_recurrent { state.bytes / u64::from(state.shape[0]).max(1) } else { 0 }
-}
-
-/// Bytes of one position of a cache.
-fn position_bytes(state: &State) -> u64 {
-    if state.kind == StateKind::Recurrent {
-        return 0;
-    }
-    state.bytes / (u64::from(state.shape[0]) * u64::from(state.shape[1])).max(1)
-}
-
-/// Bytes of a session with this many threads.
-#[must_use]
-pub fn needed_bytes(plan: &Plan, threads: usize) -> u64 {
-    needed_bytes_with(plan, threads, None)
-}
-
-/// Bytes of a session with this many threads, and this many records in the expert cache (`None`: as planned).
-#[must_use]
-pub fn needed_bytes_with(plan: &Plan, threads: usize, expert_slots: Option<u64>) -> u64 {
-    let memory = &plan.memory;
-    let slot = memory.experts.checked_div(memory.expert_slots).unwrap_or(0);
-    let experts = slot.saturating_mul(expert_slots.unwrap_or(memory.expert_slots));
-    let fixed = [memory.weights, memory.states, memory.scratch, memory.io, memory.text, experts];
-    fixed.iter().fold(memory.thread.saturating_mul(threads.max(1) as u64), |sum, it| sum.saturating_add(*it))
 }
 
 fn as_u32(n: usize) -> u32 {

@@ -1,12 +1,16 @@
 //! `waste dump`: the text of any stage; what it prints of a graph parses back.
 
+use std::path::PathBuf;
+
 use clap::Args;
-use waste::compile::{compile, import_module};
+use waste::compile::{CompileOptions, compile, import_module};
+use waste::report::passes::{comments, read};
+use waste::report::{html, missed};
 use waste_ir::{Module, parse_module, print_module};
 use waste_passes::Event;
 use waste_runtime::LoadedPlan;
 
-use super::args::{LimitArgs, SizeArgs, TargetArg};
+use super::args::{LimitArgs, SizeArgs, TargetArg, read_text};
 use super::cx::Cx;
 use super::dot;
 use super::error::CliError;
@@ -26,6 +30,12 @@ pub(crate) struct DumpArgs {
     /// What each pass did and almost did, instead of the graphs
     #[arg(long, conflicts_with_all = ["dot", "stage"])]
     passes: bool,
+    /// One page for a browser: graph, memory map, barriers and costs of the plan
+    #[arg(long, conflicts_with_all = ["dot", "stage", "passes"])]
+    html: bool,
+    /// Times to show beside the predictions: what 'waste bench --profile -o json' wrote
+    #[arg(long, value_name = "FILE", requires = "html")]
+    profile: Option<PathBuf>,
     #[command(flatten)]
     sizes: SizeArgs,
     #[command(flatten)]
@@ -40,10 +50,19 @@ enum Shown {
 
 pub(crate) fn run(args: &DumpArgs, cx: &Cx) -> Result<(), CliError> {
     let (target, options) = (&args.target.target, args.sizes.options(&args.limits, 1));
+    if args.html {
+        return cx.print(&page(args, &options, cx)?);
+    }
     let shown = match (open::is_plan(target), args.passes) {
-        (true, true) => Shown::Text(pass_report(&open::open_plan_as(target, &options)?)),
+        (true, true) => {
+            let loaded = open::open_plan_as(target, &options)?;
+            Shown::Text(pass_report(loaded.ir(), loaded.plan().programs.len()))
+        }
         (true, false) => of_plan(&open::open_plan_as(target, &options)?, stage(args, "final"))?,
-        (false, true) => Shown::Text(open::compile_model(target, &options, cx)?.report.table(false)),
+        (false, true) => {
+            let compiled = open::compile_model(target, &options, cx)?;
+            Shown::Text(pass_report(&compiled.ir, compiled.plan.programs.len()))
+        }
         (false, false) => of_model(args, stage(args, "import"), cx)?,
     };
     match shown {
@@ -52,6 +71,21 @@ pub(crate) fn run(args: &DumpArgs, cx: &Cx) -> Result<(), CliError> {
         Shown::Text(_) if args.dot => Err(CliError::Usage("--dot is for graphs, not for plans".into())),
         Shown::Text(text) => cx.print(&text),
     }
+}
+
+/// The page of the plan, with the profile if there is one.
+fn page(args: &DumpArgs, options: &CompileOptions, cx: &Cx) -> Result<String, CliError> {
+    let target = &args.target.target;
+    let profile = args.profile.as_deref().map(read_text).transpose()?;
+    let page = if open::is_plan(target) {
+        let loaded = open::open_plan_as(target, options)?;
+        html::page(loaded.plan(), loaded.ir(), profile.as_deref())
+    } else {
+        let compiled = open::compile_model(target, options, cx)?;
+        html::page(&compiled.plan, &compiled.ir, profile.as_deref())
+    };
+    let name = args.profile.as_deref().unwrap_or(target).display();
+    page.map_err(|err| CliError::Input(format!("{name}: {err}")))
 }
 
 fn stage<'a>(args: &'a DumpArgs, default: &'a str) -> &'a str {
@@ -72,13 +106,11 @@ fn of_plan(loaded: &LoadedPlan, stage: &str) -> Result<Shown, CliError> {
     }
 }
 
-/// The comments at the end of the `ir` section.
-fn pass_report(loaded: &LoadedPlan) -> String {
-    let comment =
-        |line: &str| line.strip_prefix(';').map(|it| it.strip_prefix(' ').unwrap_or(it).to_owned() + "\n");
-    let mut lines: Vec<String> = loaded.ir().lines().rev().map_while(comment).collect();
-    lines.reverse();
-    lines.concat()
+/// The table of the passes as the `ir` section has it, and what was missed.
+fn pass_report(ir: &str, graphs: usize) -> String {
+    let lines = comments(ir);
+    let table: String = lines.iter().map(|it| format!("{it}\n")).collect();
+    format!("{table}\n{}", missed::report(&read(lines), graphs))
 }
 
 fn of_model(args: &DumpArgs, stage: &str, cx: &Cx) -> Result<Shown, CliError> {

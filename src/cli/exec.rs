@@ -1,14 +1,17 @@
 //! `waste exec`: continues prompts with a compiled plan.
 
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
 use waste::generate::{Generation, Prompt, Rules, StopReason, TextRow, generate};
+use waste::report::trace;
 use waste::text::Tokenizer;
 use waste_plan::schema::Plan;
-use waste_runtime::{LoadedPlan, Session};
+use waste_runtime::{LoadedPlan, Session, Trace, needed_bytes_with};
 
 use super::args::{Form, LimitArgs, MachineArgs, SamplingArgs};
 use super::cx::Cx;
@@ -44,6 +47,9 @@ pub(crate) struct GenerateArgs {
     /// Print the SHA-256 of the logits that tokens were chosen from, a line for each prompt
     #[arg(long)]
     hash: bool,
+    /// Write what each thread did and when to FILE, for Perfetto or chrome://tracing
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// The form of the result
     #[arg(short = 'o', long = "output", value_name = "FORM", value_enum, default_value = "text")]
     form: Form,
@@ -82,6 +88,16 @@ pub(crate) fn execute(
     if let Some(path) = &args.session {
         resume(&mut session, &mut prompts, tokenizer.as_ref().and_then(Tokenizer::bos), path)?;
     }
+    if args.trace.is_some() {
+        let needs = needed_bytes_with(loaded.plan(), session.threads(), setup.options.experts.slots);
+        let needs = needs.saturating_add(Trace::bytes(session.threads(), MOST_SLICES));
+        if let Some(limit) = setup.options.max_mem.filter(|it| *it < needs) {
+            return Err(CliError::Memory(format!(
+                "needs {needs} bytes of memory with --trace, {limit} are allowed"
+            )));
+        }
+        session.start_trace(MOST_SLICES);
+    }
     let load_time = start.elapsed();
 
     let rules = Rules { hash: args.hash, ..rules(loaded.plan(), tokenizer.as_ref(), &args.sampling, limits) };
@@ -92,6 +108,10 @@ pub(crate) fn execute(
     if let Some(path) = &args.session {
         let ids = [&prompts[0].ids[..], &generation.rows[0].ids[..]].concat();
         session.save(0, &ids, path)?;
+    }
+
+    if let Some(path) = &args.trace {
+        write_trace(&session, path, cx)?;
     }
 
     let outcome = Outcome {
@@ -114,6 +134,23 @@ pub(crate) fn execute(
         outcome.summary().iter().for_each(|it| cx.note(it));
     }
     if generation.is_interrupted { Err(CliError::Interrupted) } else { Ok(()) }
+}
+
+/// Slices of a thread that a trace holds: some hundred tokens of a model with thirty layers.
+const MOST_SLICES: usize = 1 << 18;
+
+/// Writes the recorded timeline, and says so if it is not whole.
+fn write_trace(session: &Session, path: &Path, cx: &Cx) -> Result<(), CliError> {
+    let Some(recorded) = session.trace() else { return Ok(()) };
+    let file = File::create(path).map_err(|err| CliError::io(path, &err))?;
+    let mut out = BufWriter::new(file);
+    let written = trace::write(session.plan(), recorded, &mut out).and_then(|()| out.flush());
+    written.map_err(|err| CliError::io(path, &err))?;
+    if recorded.lost() > 0 {
+        let kept = MOST_SLICES;
+        cx.note(&format!("waste: note: {}: holds the first {kept} slices of each thread", path.display()));
+    }
+    Ok(())
 }
 
 /// Puts what `path` holds before the only prompt, which then begins no text; nothing if there is no such file yet.

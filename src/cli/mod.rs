@@ -18,6 +18,7 @@ mod check;
 mod compile;
 mod convert;
 mod cx;
+mod diff;
 mod dot;
 mod dump;
 mod error;
@@ -71,6 +72,8 @@ enum Verb {
     Chat(chat::ChatArgs),
     /// Print the graphs of a stage, or the plan, as text
     Dump(dump::DumpArgs),
+    /// Compare two plans: bytes, steps, barriers, fusions, kernels
+    Diff(diff::DiffArgs),
     /// Print every byte that a model or plan needs, by kind
     Plan(plan::PlanArgs),
     /// Check that a plan will load here and is what its graphs say
@@ -97,6 +100,7 @@ impl Verb {
             Self::Run(args) => run::run(args, cx),
             Self::Chat(args) => chat::run(args, cx),
             Self::Dump(args) => dump::run(args, cx),
+            Self::Diff(args) => diff::run(args, cx),
             Self::Plan(args) => plan::run(args, cx),
             Self::Check(args) => check::run(args, cx),
             Self::Tokenize(args) => tokenize::run(args, cx),

@@ -4,10 +4,16 @@
 //! |---|---|
 //! | `cost` | bytes and operations of a call, predicted from its plan |
 //! | `classes` | prediction beside measured time, by class of op |
+//! | `layers` | which layer a step belongs to |
+//! | `buffers` | what lies in scratch, and when |
+//! | `passes`, `missed` | the pass report read back; what refusals cost and what would change them |
+//! | `diff` | two plans side by side |
+//! | `html` | a plan as one page for a browser |
 //! | `probe` | this machine's own reading speed over a working set |
 //! | `likelihood` | perplexity and bits per byte of a text |
 //! | `stats` | mean, deviation, standard error |
 //! | `table` | Markdown and CSV |
+//! | `trace` | a recorded run as a timeline |
 //! | `units` | bytes and counts as people write them |
 //! | `npy` | arrays for NumPy |
 //!
@@ -18,11 +24,18 @@
 //! Deliberately absent: any model of caches. Predicted bytes are those that must move once a call.
 
 pub mod budget;
+pub mod buffers;
 pub mod classes;
 pub mod cost;
+pub mod diff;
+pub mod html;
+pub mod layers;
 pub mod likelihood;
+pub mod missed;
 pub mod npy;
+pub mod passes;
 pub mod probe;
 pub mod stats;
 pub mod table;
+pub mod trace;
 pub mod units;

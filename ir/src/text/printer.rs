@@ -85,20 +85,26 @@ impl ValueNames {
                 continue;
             };
             if let Some(region) = op.region.and_then(|it| graph.regions.get(it)) {
-                self.number(graph, &region.args);
+                self.assign(graph, &region.args);
                 self.order(graph, &region.order, seen);
             }
-            self.number(graph, &op.results);
+            self.assign(graph, &op.results);
         }
     }
 
-    fn number(&mut self, graph: &Graph, values: &[ValueId]) {
+    fn assign(&mut self, graph: &Graph, values: &[ValueId]) {
         for &value in values {
             if graph.values.get(value).is_some() && self.numbers[value].is_none() {
                 self.numbers[value] = Some(self.next);
                 self.next += 1;
             }
         }
+    }
+
+    /// The printed number of `value`, if it is a result or a region's argument.
+    #[must_use]
+    pub fn number(&self, value: ValueId) -> Option<u32> {
+        self.numbers[value]
     }
 
     /// How `value` is written as an operand.

@@ -16,6 +16,8 @@ pub(super) struct Profiled {
     program: String,
     calls: usize,
     classes: Vec<Class>,
+    /// Nanoseconds of each step, all calls together.
+    nanos: Vec<u64>,
 }
 
 /// Runs `test` once to warm up and once with the clock; a result for each program that ran.
@@ -55,6 +57,7 @@ fn of_program(plan: &Plan, at: usize, calls: &[CallShape], nanos: &[u64]) -> Opt
         program: program.name.clone(),
         calls: calls.len(),
         classes: classes(plan, Measured { program, calls: &calls, nanos }),
+        nanos: nanos.to_vec(),
     })
 }
 
@@ -78,6 +81,6 @@ impl Profiled {
             })
         };
         let classes: Vec<Value> = self.classes.iter().map(class).collect();
-        json!({ "program": self.program, "calls": self.calls, "classes": classes })
+        json!({ "program": self.program, "calls": self.calls, "classes": classes, "step_ns": self.nanos })
     }
 }

@@ -102,12 +102,13 @@ fn options_text(options: &CompileOptions) -> String {
         disabled,
         rewrite_limit,
         tables,
+        lookahead,
         expert_slots: _,
         max_mem: _,
     } = options;
     format!(
         "ctx {ctx:?} batch {batch} chunk {chunk:?} want {want:?} kv {} math {} only {only:?} disabled {disabled:?} \
-         rewrites {rewrite_limit:?} tables {}",
+         rewrites {rewrite_limit:?} tables {} lookahead {lookahead}",
         kv.name(),
         math.name(),
         tables.name(),

@@ -39,6 +39,7 @@ impl CompileOptions {
             disabled: Vec::new(),
             rewrite_limit: None,
             tables: Tables::Fixed24,
+            lookahead: 0,
             expert_slots: None,
             max_mem: None,
         }
@@ -77,6 +78,8 @@ pub struct CompileOptions {
     pub rewrite_limit: Option<u32>,
     /// Arithmetic of the lookup tables of vector-quantised experts.
     pub tables: Tables,
+    /// Experts that each layer of `decode` guesses for the next one, so that they are read ahead of their router; 0: none.
+    pub lookahead: u32,
     /// Records that the expert cache holds; `None`: what the planner recommends.
     pub expert_slots: Option<u64>,
     /// Refuse a plan that needs more bytes than this with one thread; a cache of experts may be smaller than planned.
@@ -288,6 +291,7 @@ fn finish(
         disabled: options.disabled.clone(),
         rewrite_limit: options.rewrite_limit,
         tables: options.tables,
+        lookahead: options.lookahead,
         verify: false,
     };
     let (params, source_bytes) = stored_size(&module);
@@ -372,6 +376,7 @@ fn plan_options(module: &Module, options: &CompileOptions, report: &PipelineRepo
         want: upper("prefill", "want").unwrap_or(options.batch),
         kv: state.map_or(options.kv, |it| it.ty.dtype),
         math: options.math,
+        lookahead: options.lookahead,
         passes: report.passes.iter().map(|it| it.name.to_owned()).collect(),
     }
 }

@@ -31,6 +31,8 @@ pub(crate) struct ExpertRecords<'a> {
     readers: BTreeMap<OpId, (u32, ValueId)>,
     /// The bank that the experts chosen by an op live in.
     routers: BTreeMap<OpId, u32>,
+    /// The bank of each hint whose experts live in one.
+    hints: BTreeMap<OpId, u32>,
     /// The loop that is open.
     open: Option<Loop>,
 }
@@ -40,11 +42,16 @@ impl<'a> ExpertRecords<'a> {
     pub(crate) fn of(graph: &'a Graph, ids: &PlanIds) -> Self {
         let mut readers = BTreeMap::new();
         let mut routers = BTreeMap::new();
+        let mut hints = BTreeMap::new();
         for id in &graph.order {
             let data = &graph.ops[*id];
-            let Op::ExpertLut { .. } = data.op else { continue };
+            let (Op::ExpertLut { .. } | Op::ExpertHint {}) = data.op else { continue };
             let bank = graph.weight(data.operand(1)).and_then(|it| ids.banks[it.index()]);
             let Some(bank) = bank else { continue };
+            if matches!(data.op, Op::ExpertHint {}) {
+                hints.insert(*id, bank);
+                continue;
+            }
             let groups = data.operand(3);
             readers.insert(*id, (bank, groups));
             let chosen = graph.def_op(groups).map(|sort| sort.operand(0));
@@ -54,7 +61,7 @@ impl<'a> ExpertRecords<'a> {
             });
             routers.extend(router.map(|it| (it, bank)));
         }
-        Self { graph, readers, routers, open: None }
+        Self { graph, readers, routers, hints, open: None }
     }
 
     /// Whether the next step stands in a loop.
@@ -81,7 +88,15 @@ impl<'a> ExpertRecords<'a> {
     pub(crate) fn after(&self, map: &MemoryMap<'_>, id: OpId, steps: &mut Vec<OpenStep>) {
         if let Some(bank) = self.routers.get(&id).copied() {
             let chosen = self.graph.ops[id].results[0];
-            steps.push(edge(map, StepKind::ExpertPrefetch { bank }, chosen, id));
+            steps.push(edge(map, StepKind::ExpertPrefetch { bank, speculative: false }, chosen, id));
+        }
+    }
+
+    /// Begins to read what op `id`, a hint, guesses; no step where the bank is in memory.
+    pub(crate) fn hint(&self, map: &MemoryMap<'_>, id: OpId, steps: &mut Vec<OpenStep>) {
+        if let Some(bank) = self.hints.get(&id).copied() {
+            let guessed = self.graph.ops[id].operand(0);
+            steps.push(edge(map, StepKind::ExpertPrefetch { bank, speculative: true }, guessed, id));
         }
     }
 }
@@ -109,7 +124,7 @@ const DIRECT: u64 = 4096;
 #[must_use]
 pub fn top_k(programs: &[Program]) -> u64 {
     let steps = programs.iter().flat_map(|it| &it.steps);
-    let chosen = steps.filter(|it| matches!(it.kind, StepKind::ExpertPrefetch { .. }));
+    let chosen = steps.filter(|it| matches!(it.kind, StepKind::ExpertPrefetch { speculative: false, .. }));
     chosen.filter_map(|it| it.reads.first()).map(|it| u64::from(it.cols)).max().unwrap_or(1)
 }
 

@@ -42,6 +42,10 @@ pub(crate) fn lower<'a>(
             map.view(&data.op, data.operand(0), data.results[0])?;
             continue;
         }
+        if matches!(data.op, Op::ExpertHint {}) {
+            records.hint(&map, id, &mut steps);
+            continue;
+        }
         let kind = step_kind(graph, data)?;
         let reads: Vec<Loc> = read_values(data).map(|it| map.loc(it)).collect();
         for index in 0..data.results.len() {
@@ -184,6 +188,7 @@ fn step_kind(graph: &Graph, data: &OpData) -> Result<StepKind, PlanError> {
             return Err(PlanError::Unsupported { op: data.op.name() });
         }
         Op::Slice { .. } | Op::Reshape { .. } | Op::BankSlice { .. } => unreachable!("views make no step"),
+        Op::ExpertHint {} => unreachable!("hints were lowered before"),
     })
 }
 

@@ -316,6 +316,7 @@ pub fn infer(
         Op::ExpertLinear { gather, .. } => one(experts::linear(&o, *gather)?),
         Op::ExpertGlu { gather, quant, .. } => one(experts::glu(&o, *gather, *quant)?),
         Op::ExpertSum {} => one(experts::sum(&o)?),
+        Op::ExpertHint {} => experts::hint(&o),
         Op::LutBuild { code, tables } => one(lut::build(&o, LutLayout { code: *code, tables: *tables })?),
         Op::LutApply {} => one(lut::apply(&o)?),
         Op::ExpertLut { gather } => one(lut::expert(&o, *gather)?),

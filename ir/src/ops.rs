@@ -41,6 +41,12 @@ macro_rules! ops {
                 match self { $(Self::$variant { .. } => $results),+ }
             }
 
+            /// Whether `name` is that of an op without results, which text writes without `=`.
+            #[must_use]
+            pub fn is_statement(name: &str) -> bool {
+                match name { $($name => $results == 0,)+ _ => false }
+            }
+
             /// Attributes to print, in declaration order: those that are not neutral.
             #[must_use]
             pub fn attrs(&self) -> Vec<(&'static str, String)> {
@@ -226,6 +232,9 @@ ops! {
     "expert_lut" ExpertLut ("lut", "bank", "order", "groups") { gather: bool = false } -> 1;
     /// y[t] = Σ weight · x[p] over the pairs p of token t, ascending (numerics §1).  x: `f32[T·k, n]`, weights: `f32[T, k]`, y: `f32[T, n]`.
     "expert_sum" ExpertSum ("x", "weights", "order", "slots") {} -> 1;
+    /// These experts of a bank may be wanted soon, the likeliest first: no result, and nothing depends on it.  ids: `i32[T, n]`, of a
+    /// [`Op::RouteTopK`]; bank: `any[E, n, k]`, any of the matrices that lie together.
+    "expert_hint" ExpertHint ("ids", "bank") {} -> 0;
 }
 
 impl Op {
@@ -233,6 +242,12 @@ impl Op {
     #[must_use]
     pub const fn is_view(&self) -> bool {
         matches!(self, Self::Slice { .. } | Self::Reshape { .. } | Self::BankSlice { .. })
+    }
+
+    /// Whether the op is there for what it does: it stays although nobody reads a result.
+    #[must_use]
+    pub const fn has_effect(&self) -> bool {
+        matches!(self, Self::ExpertHint {})
     }
 
     /// The result that is the next version of the state in operand 0, if the op replaces one.

@@ -1,7 +1,7 @@
 //! Compute equal things once: an op with the same name, attributes and operands as an earlier one takes that one's results.
 //!
 //! Before / After: see snapshots/passes/cse/basic.
-//! Requires: nothing.  Refuses when: the op replaces a state or owns a region; the equal op is neither in the
+//! Requires: nothing.  Refuses when: the op replaces a state, owns a region or has an effect; the equal op is neither in the
 //! same block nor at the top level.
 //! Numerics: preserves (the same op on the same operands).
 //! Why: rope angles once a step in place of once a layer; one quantised x for all the linears that read it.
@@ -78,5 +78,5 @@ impl Known {
 }
 
 const fn is_pure(data: &OpData) -> bool {
-    !matches!(data.op, Op::KvAppend { .. } | Op::ForEachExpert { .. })
+    !data.op.has_effect() && !matches!(data.op, Op::KvAppend { .. } | Op::ForEachExpert { .. })
 }

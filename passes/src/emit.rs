@@ -1,6 +1,6 @@
 //! Applying edits: liveness backwards, then emission forwards into fresh graphs.
 //!
-//! Invariant: only what an output, a live op or a live region reads is emitted; a weight stays if a live op reads it, or if it is
+//! Invariant: only what an output, an op with an effect, a live op or a live region reads is emitted; a weight stays if a live op reads it, or if it is
 //! part or codebooks of one that stays.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -83,7 +83,7 @@ impl<'a> Live<'a> {
     }
 
     fn is_live(&self, data: &OpData) -> bool {
-        data.results.iter().any(|it| self.values[it.index()])
+        data.op.has_effect() || data.results.iter().any(|it| self.values[it.index()])
     }
 
     fn need_op(&mut self, data: &OpData) {

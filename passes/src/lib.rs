@@ -27,6 +27,7 @@ pub mod flatten_experts;
 pub mod fuse;
 pub mod hoist_lut;
 pub mod legalize_vq;
+pub mod lookahead;
 pub mod merge_linears;
 pub mod pass;
 pub mod pipeline;

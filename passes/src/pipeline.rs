@@ -21,6 +21,7 @@ use crate::flatten_experts::FlattenExperts;
 use crate::fuse::{FuseConvAct, FuseEpilogue, FuseGlu, FuseQuant};
 use crate::hoist_lut::HoistLut;
 use crate::legalize_vq::LegalizeVq;
+use crate::lookahead::LookaheadExperts;
 use crate::merge_linears::MergeLinears;
 use crate::pass::{Changed, Numerics, Pass, PassCx, PassError};
 use crate::quantize_acts::QuantizeActs;
@@ -35,6 +36,8 @@ pub struct PipelineOptions {
     pub math: Math,
     /// The arithmetic of the lookup tables of vector-quantised weights.
     pub tables: Tables,
+    /// Experts that a layer guesses for the next one; 0: `lookahead-experts` does not run.
+    pub lookahead: u32,
     /// Exactly these optional passes, by name; all of them if `None`.
     pub only: Option<Vec<String>>,
     /// Not these optional passes, by name.
@@ -82,8 +85,8 @@ impl Entry {
     }
 }
 
-/// Every pass in order, each with the reason for its place.
-fn all_entries() -> Vec<Entry> {
+/// Every pass in order, each with the reason for its place; `lookahead`: what `lookahead-experts` guesses.
+fn all_entries(lookahead: u32) -> Vec<Entry> {
     vec![
         Entry::new(RaiseCanonical, "first: fused ops are forbidden before it"),
         Entry::new(Canonicalize, "before all patterns: they match one spelling of views"),
@@ -105,6 +108,10 @@ fn all_entries() -> Vec<Entry> {
         Entry::new(Cse, "after hoist-lut: readers of one x share one quant_act, and equal tables are one"),
         Entry::new(FuseQuant, "after the second cse: a producer is fused only with its sole reader"),
         Entry::new(FlattenExperts, "after all fusions, which see an expert's body as it was written"),
+        Entry::new(
+            LookaheadExperts { experts: lookahead },
+            "after flatten-experts and all fusions: a second reader of a router's input would hinder them",
+        ),
         Entry::new(SelectLayout, "last: it packs the weights that are left"),
     ]
 }
@@ -114,7 +121,7 @@ fn all_entries() -> Vec<Entry> {
 /// # Errors
 /// [`PassError::Unknown`] for a name that no pass has, [`PassError::Mandatory`] if a mandatory pass is disabled.
 pub fn pipeline(options: &PipelineOptions) -> Result<Vec<Entry>, PassError> {
-    let mut entries = all_entries();
+    let mut entries = all_entries(options.lookahead);
     for name in options.only.iter().flatten() {
         find(&entries, name)?;
     }
@@ -126,7 +133,8 @@ pub fn pipeline(options: &PipelineOptions) -> Result<Vec<Entry>, PassError> {
     }
     let chosen = |name: &str| options.only.as_ref().is_none_or(|it| it.iter().any(|it| it == name));
     let disabled = |name: &str| options.disabled.iter().any(|it| it == name);
-    entries.retain(|it| it.mandatory || (chosen(it.name) && !disabled(it.name)));
+    let is_on = |name: &str| name != LookaheadExperts::NAME || options.lookahead > 0;
+    entries.retain(|it| it.mandatory || (is_on(it.name) && chosen(it.name) && !disabled(it.name)));
     Ok(entries)
 }
 
@@ -134,7 +142,7 @@ pub fn pipeline(options: &PipelineOptions) -> Result<Vec<Entry>, PassError> {
 #[must_use]
 pub fn optional_passes() -> Vec<&'static str> {
     let mut names: Vec<&'static str> = Vec::new();
-    for entry in all_entries().iter().filter(|it| !it.mandatory) {
+    for entry in all_entries(0).iter().filter(|it| !it.mandatory) {
         if !names.contains(&entry.name) {
             names.push(entry.name);
         }
@@ -158,7 +166,7 @@ pub fn find<'a>(entries: &'a [Entry], name: &str) -> Result<&'a Entry, PassError
 pub fn print_pipeline(entries: &[Entry]) -> String {
     let line = |it: &Entry| {
         let kind = if it.mandatory { "mandatory" } else { "optional" };
-        format!("{:<16} {kind:<10} {:<13} {}\n", it.name, it.numerics.name(), it.why)
+        format!("{:<17} {kind:<10} {:<13} {}\n", it.name, it.numerics.name(), it.why)
     };
     entries.iter().map(line).collect()
 }

@@ -118,7 +118,7 @@ impl PipelineReport {
     /// The table of `waste dump --passes`: one line a pass, refusals below it; `timing` adds a column in milliseconds.
     #[must_use]
     pub fn table(&self, timing: bool) -> String {
-        let mut out = format!("{:<16} {:>8} {:>13}", "pass", "rewrites", "ops");
+        let mut out = format!("{:<17} {:>8} {:>13}", "pass", "rewrites", "ops");
         if timing {
             write!(out, " {:>9}", "ms").expect("writing to a string");
         }
@@ -142,7 +142,7 @@ impl PassReport {
         } else {
             format!("{} -> {}", self.ops_before, self.ops_after)
         };
-        write!(out, "{:<16} {:>8} {ops:>13}", self.name, self.rewrites).expect("writing to a string");
+        write!(out, "{:<17} {:>8} {ops:>13}", self.name, self.rewrites).expect("writing to a string");
         if timing {
             write!(out, " {:>9.3}", self.duration.as_secs_f64() * 1e3).expect("writing to a string");
         }

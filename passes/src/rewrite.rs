@@ -5,7 +5,7 @@
 //!
 //! Invariants
 //! - ids of the new graph are dense and ascend in execution order;
-//! - ops whose results nobody reads, and weights that no graph reads, are not emitted;
+//! - ops without effect whose results nobody reads, and weights that no graph reads, are not emitted;
 //! - an error leaves the old module whole.
 //!
 //! Deliberately absent: in-place mutation of a graph.

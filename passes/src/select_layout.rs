@@ -65,7 +65,7 @@ fn wanted(module: &Module) -> SecondaryMap<WeightId, Reads> {
         for data in graph.ops.values() {
             let matrices: &[usize] = match data.op {
                 Op::Linear { .. } | Op::HeadLinear {} | Op::ExpertLinear { .. } => &[1],
-                Op::LutApply {} | Op::ExpertLut { .. } => &[1],
+                Op::LutApply {} | Op::ExpertLut { .. } | Op::ExpertHint {} => &[1],
                 Op::LinearGlu { .. } | Op::ExpertGlu { .. } => &[1, 2],
                 _ => &[],
             };

@@ -198,6 +198,18 @@ impl ExpertSource {
         self.cache.prefetch(self.layers[bank as usize], &list[..list.len().min(self.cache.slots())]);
     }
 
+    /// Guesses that the experts in `ids` will be wanted, the likeliest first.
+    pub(crate) fn speculate(&self, bank: u32, ids: impl Iterator<Item = i32>) {
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        list.clear();
+        for expert in ids.filter_map(|it| u32::try_from(it).ok()) {
+            if !list.contains(&expert) && list.len() < list.capacity() {
+                list.push(expert);
+            }
+        }
+        self.cache.speculate(self.layers[bank as usize], &list);
+    }
+
     /// Takes the next experts of `groups` and waits until they are here.
     pub(crate) fn open_window(&self, bank: u32, groups: &[i32], cancel: &AtomicBool) {
         let layer = self.layers[bank as usize];

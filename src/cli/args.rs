@@ -41,6 +41,9 @@ pub(crate) struct SizeArgs {
     /// Arithmetic of lookup tables of vector-quantised experts: fixed24, f32, fixed16 or container
     #[arg(long, value_name = "TABLES", default_value = "fixed24", value_parser = parse_tables)]
     pub(crate) tables: Tables,
+    /// Let each layer guess N experts of the next one and read them ahead; costs a router more a layer, changes no result
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) lookahead: u32,
     /// Not these optional passes
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     pub(crate) disable_pass: Vec<String>,
@@ -84,6 +87,7 @@ impl SizeArgs {
             disabled: self.disable_pass.clone(),
             rewrite_limit: self.rewrite_limit,
             tables: self.tables,
+            lookahead: self.lookahead,
             expert_slots: limits.expert_cache.map(u64::from),
             max_mem: limits.max_mem.map(|it| it.0),
         }

@@ -109,6 +109,7 @@ fn check_pass_names(args: &CompileArgs, options: &CompileOptions) -> Result<(), 
     let every = PipelineOptions {
         math: options.math,
         tables: options.tables,
+        lookahead: 1,
         only: None,
         disabled: Vec::new(),
         rewrite_limit: None,

@@ -48,7 +48,7 @@ enum Mark {
 }
 
 fn mark(plan: &Plan, step: &Step) -> Mark {
-    if let StepKind::ExpertPrefetch { bank }
+    if let StepKind::ExpertPrefetch { bank, .. }
     | StepKind::ExpertWindow { bank, .. }
     | StepKind::ExpertRelease { bank, .. } = step.kind
     {

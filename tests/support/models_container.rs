@@ -63,6 +63,7 @@ fn passes_change_no_bit_of_a_container_and_halve_its_tables() {
     let options = PipelineOptions {
         math: Math::Fixed24,
         tables: Tables::Fixed24,
+        lookahead: 0,
         only: None,
         disabled: Vec::new(),
         rewrite_limit: None,

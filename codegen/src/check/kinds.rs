@@ -82,6 +82,7 @@ pub(super) fn expected(graph: &Graph, data: &OpData) -> Option<StepKind> {
         | Op::Reshape { .. }
         | Op::BankSlice {}
         | Op::LutApply {}
+        | Op::ExpertHint {}
         | Op::ForEachExpert { .. } => return None,
     })
 }

@@ -104,7 +104,13 @@ impl<'a, 'e> Walk<'a, 'e> {
             program,
             errors,
             symbols: Symbols::of(graph),
-            wanted: graph.order.iter().copied().filter(|it| !graph.ops[*it].op.is_view()).collect(),
+            // A hint may be left out: no value depends on it.
+            wanted: graph
+                .order
+                .iter()
+                .copied()
+                .filter(|it| !graph.ops[*it].op.is_view() && !graph.ops[*it].op.has_effect())
+                .collect(),
             done: HashMap::new(),
             homes: HashMap::new(),
             scratch: RunMap::new(),
@@ -211,12 +217,20 @@ impl<'a, 'e> Walk<'a, 'e> {
         Ok(Traced { results, over: in_place.map(|slot| bases[*slot]), reads: bases })
     }
 
-    /// A step that moves records: it reads whom the router chose, or the groups of an op that reads the same bank.
+    /// A step that moves records: it reads whom the router chose, whom a hint names, or the groups of an op that reads the same bank.
     fn moves(&self, op: OpId, step: &Step) -> Result<Traced, Fault> {
         let other = || Fault::OtherRecords { op };
         let data = self.graph.ops.get(op).ok_or(Fault::NoStep { op: step.op })?;
         let value = match (&step.kind, &data.op) {
-            (StepKind::ExpertPrefetch { bank }, Op::RouteTopK { .. }) => {
+            (StepKind::ExpertPrefetch { bank, speculative: true }, Op::ExpertHint {}) => {
+                let weight = data.optional(1).and_then(|it| self.graph.weight(it));
+                if weight.is_some_and(|it| self.decls.is_in_bank(it, *bank)) {
+                    data.optional(0)
+                } else {
+                    None
+                }
+            }
+            (StepKind::ExpertPrefetch { bank, speculative: false }, Op::RouteTopK { .. }) => {
                 // Reading ahead changes no result, so which of the router's readers it is for does not matter.
                 let is_read = self.graph.ops.values().any(|it| self.reads_bank(it, *bank));
                 if is_read { data.results.first().copied() } else { None }

@@ -185,6 +185,7 @@ impl Ideal<'_> {
                     .insert(data.results[0], flat.chunks(cols as usize).map(<[u64]>::to_vec).collect());
                 return;
             }
+            Op::ExpertHint {} => return,
             _ => {}
         }
         let kernel = of_op::kernel(self.graph, data).unwrap();

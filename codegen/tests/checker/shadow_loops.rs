@@ -90,7 +90,7 @@ impl Shadow<'_> {
             self.blame("moves records by more than one operand");
             return index + 1;
         }
-        let (StepKind::ExpertPrefetch { bank }
+        let (StepKind::ExpertPrefetch { bank, .. }
         | StepKind::ExpertWindow { bank, .. }
         | StepKind::ExpertRelease { bank, .. }) = step.kind
         else {

@@ -66,7 +66,15 @@ fn case(seed: u64, mut module: Module, disabled: &[&str]) -> Result<Case, PlanEr
     let math = Math::ALL[usize::try_from(seed % 4).unwrap()];
     let disabled = disabled.iter().map(ToString::to_string).collect();
     let tables = Tables::Fixed24;
-    let options = PipelineOptions { math, tables, only: None, disabled, rewrite_limit: None, verify: true };
+    let options = PipelineOptions {
+        math,
+        tables,
+        lookahead: 2,
+        only: None,
+        disabled,
+        rewrite_limit: None,
+        verify: true,
+    };
     waste_passes::run(&mut module, &options, &mut |_| {}).unwrap();
     let caches = module.states.values().filter(|it| it.kind != StateKind::Recurrent);
     let kv = caches.map(|it| it.ty.dtype).next().unwrap_or(DType::F32);
@@ -78,6 +86,7 @@ fn case(seed: u64, mut module: Module, disabled: &[&str]) -> Result<Case, PlanEr
         want: hi("R"),
         kv,
         math,
+        lookahead: 2,
         passes: vec!["all".into()],
     };
     let request = PlanRequest {

@@ -88,3 +88,12 @@ pub(super) fn sum(o: &Operands<'_>) -> One {
     o.equal("length of 'slots'", o.ids(3)?, rows)?;
     Ok(f32_matrix(tokens, n))
 }
+
+/// No result: `ids` of tokens, and a bank.
+pub(super) fn hint(o: &Operands<'_>) -> Result<Vec<TensorType>, InferError> {
+    o.typed(0, DType::I32, 2)?;
+    match o.get(1)?.shape.rank() {
+        3 => Ok(Vec::new()),
+        rank => Err(format!("'bank' must be a weight [E, n, k], found rank {rank}")),
+    }
+}

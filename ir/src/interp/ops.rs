@@ -17,6 +17,8 @@ impl Frame<'_, '_> {
         let op = &self.graph.ops[id];
         let results = match op.op {
             Op::KvAppend {} => return self.kv_append(id),
+            // Where a record is changes no value.
+            Op::ExpertHint {} => return Ok(()),
             Op::ForEachExpert { experts } => vec![self.for_each_expert(id, experts)?],
             Op::RouteTopK { k, scoring, renorm, scale, groups, keep } => {
                 let (logits, bias) = (self.operand(id, 0)?, self.optional(id, 1)?);
@@ -134,7 +136,11 @@ impl Frame<'_, '_> {
             Op::LatentAttention { .. } | Op::ShortConv { .. } | Op::KdaStep {} | Op::ExpertSort { .. } => {
                 unreachable!("handled by the caller")
             }
-            Op::BankSlice {} | Op::ExpertLinear { .. } | Op::ExpertGlu { .. } | Op::ExpertLut { .. } => {
+            Op::BankSlice {}
+            | Op::ExpertLinear { .. }
+            | Op::ExpertGlu { .. }
+            | Op::ExpertLut { .. }
+            | Op::ExpertHint {} => {
                 unreachable!("handled by the caller")
             }
         };

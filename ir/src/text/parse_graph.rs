@@ -80,8 +80,11 @@ impl<'t> Parser<'t> {
     }
 
     fn op(&mut self, body: &mut Body<'t>, depth: usize) -> Result<OpId, ParseError> {
-        let results = self.results()?;
-        self.cursor.punct('=')?;
+        let mut results = Vec::new();
+        if !self.is_statement() {
+            results = self.results()?;
+            self.cursor.punct('=')?;
+        }
         let at = self.cursor.offset();
         let name = self.cursor.word("an op")?;
         let operands = self.operands(body)?;
@@ -99,6 +102,12 @@ impl<'t> Parser<'t> {
             body.graph.ops[id].results.push(value);
         }
         Ok(id)
+    }
+
+    /// Whether an op without results is next, and not a value that has its name.
+    fn is_statement(&self) -> bool {
+        let is_value = matches!(self.cursor.peek_nth(1), Kind::Punct(':' | ',' | '='));
+        matches!(self.cursor.peek(), Kind::Word(name) if Op::is_statement(name)) && !is_value
     }
 
     /// `v3, v4: type, type`.

@@ -276,7 +276,8 @@ impl Printer<'_> {
         };
         let results = join(op.results.iter().map(|it| self.value(*it)));
         let types = join(op.results.iter().map(|it| self.ty(*it)));
-        format!("{results}: {types} = {} {}{attrs}", op.op.name(), join(operands))
+        let made = if op.results.is_empty() { String::new() } else { format!("{results}: {types} = ") };
+        format!("{made}{} {}{attrs}", op.op.name(), join(operands))
     }
 
     fn value(&self, value: ValueId) -> String {

@@ -30,10 +30,11 @@
 //! 17. `kv_append` writes a cache; `attention` reads a state of keys and a state of values, `latent_attention` one of keys.
 //!     `short_conv` and `kda_step` replace a recurrent state, which no other op reads and which is replaced once.
 //! 18. `bank_slice` stands in the region of a `for_each_expert` with as many experts as the bank, and takes that region's expert.
+//!     `expert_hint` stands at the top level and reads the ids of a `route_top_k` over as many experts as its bank, a weight.
 //!
 //! Phases
 //! 19. `imported`: no linear or short conv has an activation, no linear a residual; no `linear_glu`, no `quant_act`, no `quant` attribute,
-//!     no lookup tables.
+//!     no lookup tables, no `expert_hint`.
 //! 20. `legal`, `final`: a vector-quantised weight is read through lookup tables alone. Linears over float weights read f32. Linears over integer weights read one and the same fixed-point dtype
 //!     everywhere in the module, or f32 if the module has no fixed-point values.
 //! 21. `final`: a weight that an op reads has a packing: that of its dtype as the matrix of a linear, columns as codebooks, plain as a

@@ -4,7 +4,7 @@ use waste_plan::DType;
 
 use super::GraphCx;
 use crate::attrs::{Act, RopeScaling};
-use crate::graph::{Def, OpData, OpId};
+use crate::graph::{Def, Graph, OpData, OpId};
 use crate::infer::infer;
 use crate::ops::Op;
 use crate::types::Dim;
@@ -99,6 +99,7 @@ fn attributes(op: &Op) -> Result<(), String> {
         | Op::ExpertGather {}
         | Op::ExpertLinear { .. }
         | Op::ExpertSum {}
+        | Op::ExpertHint {}
         | Op::ExpertLut { .. }
         | Op::LutBuild { .. }
         | Op::LutApply {}
@@ -173,6 +174,11 @@ fn banks(cx: &mut GraphCx<'_, '_>, order: &[OpId], owner: Option<&OpData>) {
         if let Some(region) = op.region {
             banks(cx, &graph.regions[region].order, Some(op));
         }
+        if matches!(op.op, Op::ExpertHint {})
+            && let Err(message) = hint(graph, op, owner)
+        {
+            cx.op(id, 18, message);
+        }
         if !matches!(op.op, Op::BankSlice {}) {
             continue;
         }
@@ -187,4 +193,24 @@ fn banks(cx: &mut GraphCx<'_, '_>, order: &[OpId], owner: Option<&OpData>) {
             cx.op(id, 18, "'expert' must be the first argument of the region".to_owned());
         }
     }
+}
+
+/// Rule 18 for `expert_hint`.
+fn hint(graph: &Graph, op: &OpData, owner: Option<&OpData>) -> Result<(), String> {
+    if owner.is_some() {
+        return Err("'expert_hint' stands in a region".to_owned());
+    }
+    let experts = graph.ty(op.operand(1)).shape.dims().first().copied();
+    let Def::Op(router, 0) = graph.values[op.operand(0)].def else {
+        return Err("'ids' must be those of a 'route_top_k'".to_owned());
+    };
+    let router = &graph.ops[router];
+    if !matches!(router.op, Op::RouteTopK { .. }) {
+        return Err("'ids' must be those of a 'route_top_k'".to_owned());
+    }
+    let chosen_of = graph.ty(router.operand(0)).shape.cols();
+    if graph.weight(op.operand(1)).is_none() || experts != chosen_of.map(Dim::Const) {
+        return Err(format!("'bank' must be a weight of {} experts", chosen_of.unwrap_or(0)));
+    }
+    Ok(())
 }

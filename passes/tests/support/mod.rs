@@ -16,6 +16,7 @@ pub(crate) fn options() -> PipelineOptions {
     PipelineOptions {
         math: Math::Fixed24,
         tables: Tables::Fixed24,
+        lookahead: 3,
         only: None,
         disabled: Vec::new(),
         rewrite_limit: None,

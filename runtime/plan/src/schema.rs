@@ -85,6 +85,9 @@ pub struct Options {
     pub kv: DType,
     /// Arithmetic of linears over integer weights.
     pub math: Math,
+    /// Experts that a layer guesses for the next one; 0: none.
+    #[serde(default, skip_serializing_if = "is_zero_u32")]
+    pub lookahead: u32,
     /// Passes that ran, in order.
     pub passes: Vec<String>,
 }
@@ -131,6 +134,11 @@ pub struct Weight {
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
 const fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+const fn is_zero_u32(n: &u32) -> bool {
     *n == 0
 }
 

@@ -88,10 +88,16 @@ impl Exec<'_> {
         let Some(source) = self.experts else { return };
         let read = &step.reads[0];
         match step.kind {
-            StepKind::ExpertPrefetch { bank } => {
+            StepKind::ExpertPrefetch { bank, speculative } => {
                 let k = read.cols as usize;
                 let rows = self.call.rows(read.rows);
-                source.prefetch(bank, (0..rows).map(|t| &self.spaces.i32_row(read, t)[..k]));
+                let ids = |t| &self.spaces.i32_row(read, t)[..k];
+                if speculative {
+                    let by_rank = (0..k).flat_map(|rank| (0..rows).map(move |t| ids(t)[rank]));
+                    source.speculate(bank, by_rank);
+                } else {
+                    source.prefetch(bank, (0..rows).map(ids));
+                }
             }
             StepKind::ExpertWindow { bank, .. } => {
                 source.open_window(bank, self.spaces.i32_row(read, 0), self.cancel);

@@ -158,6 +158,7 @@ fn plan(programs: Vec<Program>) -> Plan {
             want: 1,
             kv: DType::F32,
             math: Math::Fixed24,
+            lookahead: 0,
             passes: vec!["cse".into(), "dce".into()],
         },
         sources: vec![Source { path: "m.gguf".into(), bytes: 99, header_sha256: "ab".into() }],

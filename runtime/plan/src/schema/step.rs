@@ -303,6 +303,9 @@ pub enum StepKind {
     ExpertPrefetch {
         /// Index into [`Plan::banks`](super::Plan::banks).
         bank: u32,
+        /// Whether a guess chose them, best first: they are read after those that are wanted, into slots that nothing is waiting for.
+        #[serde(default, skip_serializing_if = "is_false")]
+        speculative: bool,
     },
     /// reads: groups. Begins a loop: takes as many of the experts that are left as the cache holds, and waits until they are there. The
     /// steps up to and including [`StepKind::ExpertRelease`] follow.

@@ -110,7 +110,10 @@ fn attrs(kind: &StepKind) -> Attrs {
             set("tables", tables.name().into());
         }
         StepKind::ExpertLut { gather } => push_flag(&mut out, "gather", *gather),
-        StepKind::ExpertPrefetch { bank } => set("bank", bank.to_string()),
+        StepKind::ExpertPrefetch { bank, speculative } => {
+            set("bank", bank.to_string());
+            push_flag(&mut out, "speculative", *speculative);
+        }
         StepKind::ExpertWindow { bank, body } | StepKind::ExpertRelease { bank, body } => {
             set("bank", bank.to_string());
             set("body", body.to_string());
@@ -250,7 +253,9 @@ fn family(name: &str, it: &mut Braces<'_, '_>) -> Parsed<StepKind> {
             StepKind::LutBuild { code, tables: it.line.named("tables", Tables::from_name)? }
         }
         "expert_lut" => StepKind::ExpertLut { gather: it.takes("gather") },
-        "expert_prefetch" => StepKind::ExpertPrefetch { bank: it.int("bank")? },
+        "expert_prefetch" => {
+            StepKind::ExpertPrefetch { bank: it.int("bank")?, speculative: it.takes("speculative") }
+        }
         "expert_window" => StepKind::ExpertWindow { bank: it.int("bank")?, body: it.int("body")? },
         "expert_release" => StepKind::ExpertRelease { bank: it.int("bank")?, body: it.int("body")? },
         _ => return Err(it.line.error(format!("unknown step kind '{name}'"))),

@@ -197,7 +197,8 @@ fn options(line: &mut Line<'_>) -> Parsed<Options> {
     let kv = kind::dtype(line)?;
     line.key("math")?;
     let math = line.named("arithmetic", Math::from_name)?;
-    Ok(Options { ctx, batch, chunk, want, kv, math, passes: Vec::new() })
+    let lookahead = if line.takes_word("lookahead") { line.int()? } else { 0 };
+    Ok(Options { ctx, batch, chunk, want, kv, math, lookahead, passes: Vec::new() })
 }
 
 fn memory(line: &mut Line<'_>) -> Parsed<Memory> {

@@ -41,7 +41,11 @@ fn header(plan: &Plan, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     write!(f, "model {:?} arch {:?} ctx {}", model.name, model.arch, model.ctx_trained)?;
     writeln!(f, " vocab {} params {} bytes {}", model.vocab, model.params, model.source_bytes)?;
     write!(f, "options ctx {} batch {} chunk {}", options.ctx, options.batch, options.chunk)?;
-    writeln!(f, " want {} kv {} math {}", options.want, options.kv.name(), options.math.name())?;
+    write!(f, " want {} kv {} math {}", options.want, options.kv.name(), options.math.name())?;
+    if options.lookahead > 0 {
+        write!(f, " lookahead {}", options.lookahead)?;
+    }
+    writeln!(f)?;
     writeln!(f, "passes {:?}", options.passes)?;
     writeln!(f, "stop {:?}", plan.stop_ids)?;
     write!(f, "memory weights {} states {} scratch {}", memory.weights, memory.states, memory.scratch)?;

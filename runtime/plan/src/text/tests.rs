@@ -127,7 +127,7 @@ impl Draw {
             32 => StepKind::ExpertSum,
             33 => StepKind::LutBuild { code: self.pick(VqCode::ALL), tables: self.pick(Tables::ALL) },
             34 => StepKind::ExpertLut { gather: bias },
-            35 => StepKind::ExpertPrefetch { bank: self.u32() },
+            35 => StepKind::ExpertPrefetch { bank: self.u32(), speculative: bias },
             36 => StepKind::ExpertWindow { bank: self.u32(), body: self.u32() },
             37 => StepKind::ExpertRelease { bank: self.u32(), body: self.u32() },
             _ => StepKind::Unary { kind: self.pick(UnaryKind::ALL) },
@@ -208,6 +208,7 @@ impl Draw {
                 want: self.u32(),
                 kv: self.pick(&DType::ALL),
                 math: self.pick(&Math::ALL),
+                lookahead: self.u32() % 3,
                 passes: self.many(3, Self::string),
             },
             sources: self.many(2, |it| Source {

@@ -66,7 +66,7 @@ pub(super) fn weight(plan: &Plan, it: &Weight, records: Records) -> Checked {
 
 /// A step that prefetches, begins or ends a window.
 pub(super) fn moves(plan: &Plan, step: &Step) -> Checked {
-    let (StepKind::ExpertPrefetch { bank }
+    let (StepKind::ExpertPrefetch { bank, .. }
     | StepKind::ExpertWindow { bank, .. }
     | StepKind::ExpertRelease { bank, .. }) = step.kind
     else {

@@ -17,6 +17,7 @@ use waste::compile::{CompileOptions, compile};
 use waste::formats::ModelFiles;
 use waste::progress::Silent;
 use waste_plan::Tables;
+use waste_runtime::experts::Counters;
 use waste_runtime::{ExpertOptions, Isa, LoadedPlan, Token};
 
 const IDS: [u32; 12] = [3, 7, 11, 5, 9, 13, 2, 17, 4, 8, 19, 23];
@@ -25,14 +26,16 @@ const IDS: [u32; 12] = [3, 7, 11, 5, 9, 13, 2, 17, 4, 8, 19, 23];
 const RECORDS: u64 = 8;
 
 fn load(model: &Path, chunk: u32, tables: Tables) -> LoadedPlan {
+    load_with(
+        model,
+        CompileOptions { chunk: Some(chunk), want: Some(chunk), tables, ..CompileOptions::usual() },
+    )
+}
+
+/// With positions for the prompt of all tests.
+fn load_with(model: &Path, options: CompileOptions) -> LoadedPlan {
     let files = ModelFiles::open(model, None).unwrap();
-    let options = CompileOptions {
-        ctx: Some(64),
-        chunk: Some(chunk),
-        want: Some(chunk),
-        tables,
-        ..CompileOptions::usual()
-    };
+    let options = CompileOptions { ctx: Some(64), ..options };
     compile(&files, &options, &mut |_| ()).unwrap().load(&Silent).unwrap()
 }
 
@@ -118,6 +121,58 @@ fn a_cache_of_all_experts_reads_each_once_and_a_small_one_again() {
     assert!(few.reads > all.reads && few.evictions > 0, "{few:?}");
     assert_eq!(few.hits + few.misses, all.hits + all.misses, "the same requests");
     assert_eq!(few.bytes / few.reads, all.bytes / all.reads, "records of one size");
+}
+
+/// One token at a time through `decode`, where each layer guesses `lookahead` experts of the next.
+fn guessing(container: &Path, lookahead: u32) -> LoadedPlan {
+    load_with(container, CompileOptions { chunk: Some(1), lookahead, ..CompileOptions::usual() })
+}
+
+/// One hash over guesses × caches × readers × threads.
+#[test]
+fn guesses_change_no_bit() {
+    for code in [VQ2R, VQ4P] {
+        let dir = Scratch::new("streaming-guesses");
+        let container = Made::new(code).write_container(&dir, "c");
+        let mut expected: Option<String> = None;
+        for lookahead in [0, 2, 6] {
+            let loaded = guessing(&container, lookahead);
+            for slots in [1, 2, 3, 5, RECORDS] {
+                for (readers, threads) in [(0, 2), (1, 1), (3, 2)] {
+                    let experts = ExpertOptions { slots: Some(slots), readers, ..ExpertOptions::default() };
+                    let found = hash(&logits(&loaded, &Run { threads, experts, ..Run::default() }));
+                    assert_eq!(
+                        &found,
+                        expected.get_or_insert_with(|| found.clone()),
+                        "{}: {lookahead} guessed, {slots} slots, {readers} readers, {threads} threads",
+                        code.name
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Of the second layer's four experts at least one that it wants is among the three that fit beside the first layer's two.
+#[test]
+fn guesses_are_read_and_hit() {
+    let dir = Scratch::new("streaming-hits");
+    let container = Made::new(VQ3R).write_container(&dir, "c");
+    let counters = |lookahead, readers| {
+        let experts = ExpertOptions { slots: Some(5), readers, ..ExpertOptions::default() };
+        let mut session = session(&guessing(&container, lookahead), &Run { experts, ..Run::default() });
+        for id in IDS {
+            session.step(&[Token { row: 0, id }], &[]).unwrap();
+        }
+        session.expert_counters().unwrap()
+    };
+    let (without, with, unread) = (counters(0, 1), counters(4, 1), counters(4, 0));
+    let requests = |it: &Counters| it.hits + it.speculative_hits + it.misses;
+    assert_eq!((without.speculative_reads, without.speculative_hits), (0, 0), "{without:?}");
+    assert!(0 < with.speculative_hits && with.speculative_hits <= with.speculative_reads, "{with:?}");
+    assert!(with.misses < without.misses, "{with:?} {without:?}");
+    assert_eq!((unread.speculative_reads, unread.speculative_hits), (0, 0), "nobody reads ahead: {unread:?}");
+    assert_eq!((requests(&with), requests(&unread)), (requests(&without), requests(&without)));
 }
 
 #[test]

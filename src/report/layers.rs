@@ -21,7 +21,11 @@ pub enum Layer {
 /// The layer of each step of `program`.
 #[must_use]
 pub fn layers(plan: &Plan, program: &Program) -> Vec<Layer> {
-    let marks: Vec<Mark> = program.steps.iter().map(|it| mark(plan, it)).collect();
+    let mut marks: Vec<Mark> = program.steps.iter().map(|it| mark(plan, it)).collect();
+    // A guess about the next layer uses its router, and stands in this one.
+    for at in (0..marks.len()).rev().filter(|it| is_guess(&program.steps[*it])) {
+        marks[at.saturating_sub(2)..=at].fill_with(|| Mark::Nothing);
+    }
     let last = marks.iter().rposition(|it| matches!(it, Mark::Number(_)));
     let mut here = Layer::Begin;
     let place = |(at, mark): (usize, &Mark)| {
@@ -39,6 +43,11 @@ pub fn layers(plan: &Plan, program: &Program) -> Vec<Layer> {
 #[must_use]
 pub fn number_in(name: &str) -> Option<u32> {
     name.split('+').next()?.split('.').find_map(|it| it.parse().ok())
+}
+
+/// Whether it ends a guess: a linear, a choice, an announcement.
+const fn is_guess(step: &Step) -> bool {
+    matches!(step.kind, StepKind::ExpertPrefetch { speculative: true, .. })
 }
 
 enum Mark {

@@ -5,6 +5,7 @@
 //! | `loaded` | a plan file mapped and validated, its weights |
 //! | `session` | the accepted history of each row; steps as transactions |
 //! | `saved` | a row of a session as a file |
+//! | `learned` | which experts sessions used, as a file |
 //! | `exec` | one tile of one step |
 //! | `team` | threads that walk a program together |
 //! | `arena`, `weights` | memory and the views of it |
@@ -19,6 +20,7 @@ mod arena;
 mod error;
 mod exec;
 pub mod experts;
+mod learned;
 mod loaded;
 mod profile;
 mod saved;
@@ -29,6 +31,7 @@ mod team;
 pub mod weights;
 
 pub use error::RuntimeError;
+pub use learned::{Learned, Warmed};
 pub use loaded::{LoadedPlan, pack_weight};
 pub use profile::{Calls, Profile};
 pub use session::{Counters, Session, SessionOptions, Token, needed_bytes, needed_bytes_with};

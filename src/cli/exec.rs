@@ -12,6 +12,7 @@ use waste_runtime::{LoadedPlan, Session};
 use super::args::{Form, LimitArgs, MachineArgs, SamplingArgs};
 use super::cx::Cx;
 use super::error::CliError;
+use super::learn::LearnArgs;
 use super::open;
 use super::outcome::{Outcome, hex};
 use super::prompts::{Given, PromptArgs};
@@ -40,6 +41,8 @@ pub(crate) struct GenerateArgs {
     /// Continue the session in FILE, if there is one, with the prompt, and save it there
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
+    #[command(flatten)]
+    learn: LearnArgs,
     /// Print the SHA-256 of the logits that tokens were chosen from, a line for each prompt
     #[arg(long)]
     hash: bool,
@@ -81,7 +84,9 @@ pub(crate) fn execute(
     if let Some(path) = &args.session {
         resume(&mut session, &mut prompts, tokenizer.as_ref().and_then(Tokenizer::bos), path)?;
     }
+    let learning = args.learn.begin(&mut session, loaded)?;
     let load_time = start.elapsed();
+    let experts_before = session.expert_counters();
 
     let rules = rules(&session, tokenizer.as_ref(), args, limits);
     let is_live = args.form == Form::Text;
@@ -92,6 +97,7 @@ pub(crate) fn execute(
         let ids = [&prompts[0].ids[..], &generation.rows[0].ids[..]].concat();
         session.save(0, &ids, path)?;
     }
+    learning.iter().try_for_each(|it| it.end(&session))?;
 
     let outcome = Outcome {
         plan: loaded.plan(),
@@ -99,7 +105,8 @@ pub(crate) fn execute(
         texts: &texts,
         generation: &generation,
         counters: session.counters(),
-        experts: session.expert_counters(),
+        experts: session.expert_counters().zip(experts_before).map(|(now, before)| now.since(&before)),
+        learning: learning.as_ref(),
         setup: &setup,
         seed: sampling.seed,
         load_time,

@@ -159,6 +159,7 @@ pub(crate) fn setup(
             readers: usize::from(args.stream.read_threads),
             direct: !args.stream.buffered,
             verify: args.stream.verify,
+            exclusive: args.stream.exclusive_open,
         },
     };
     Ok(Setup { options, threads: said, isa })

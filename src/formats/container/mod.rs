@@ -41,7 +41,7 @@ pub use declare::Coding;
 pub(crate) use declare::text_config;
 pub(crate) use geometry::Geometry;
 pub use record::{RECORD_ALIGN, RECORD_HEADER, RECORD_MAGIC, Record, RecordFault};
-pub(crate) use trunk::ALIGN as TRUNK_ALIGN;
+pub(crate) use trunk::{ALIGN as TRUNK_ALIGN, MAX_DIM as MAX_TRUNK_DIM};
 pub use trunk::{DEFAULT_GROUP, TrunkFormat, TrunkTensor};
 pub use waste_plan::vq::{ROW_BLOCK, VEC_DIM, VqCode};
 

@@ -29,7 +29,7 @@ const FINE: [&str; 3] = ["embed_tokens.weight", "lm_head.weight", ".gate.weight"
 pub(crate) const ALIGN: u64 = 64;
 
 /// Elements of a dimension at most.
-const MAX_DIM: u64 = 1 << 26;
+pub(crate) const MAX_DIM: u64 = 1 << 26;
 
 const SUPPORTED: &str = "0 (f32), 2 (q8g), 3 (q4g) and 7 (q3g) are";
 

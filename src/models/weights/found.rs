@@ -2,7 +2,7 @@
 
 use waste_plan::{DType, grouped};
 
-use crate::formats::container::{Container, TrunkFormat, TrunkTensor};
+use crate::formats::container::{Container, MAX_TRUNK_DIM, TrunkFormat, TrunkTensor};
 use crate::formats::{FormatError, Item, ModelFiles, shown};
 
 use crate::models::{ModelError, Result};
@@ -52,7 +52,10 @@ impl Weights<'_> {
             };
             let shape: Vec<u64> = expected.iter().copied().map(u64::from).collect();
             let elements = shape.iter().try_fold(1u64, |n, it| n.checked_mul(*it));
-            if elements.is_none_or(|it| MOST_ELEMENTS < it) || MOST_DECLARED < self.declared_end {
+            let is_large = elements.is_none_or(|it| MOST_ELEMENTS < it)
+                || shape.iter().any(|it| MAX_TRUNK_DIM < *it)
+                || MOST_DECLARED < self.declared_end;
+            if is_large {
                 return Err(FormatError::Malformed {
                     file: files.meta().file().to_owned(),
                     item: Item::tensor(&name),

@@ -314,7 +314,7 @@ fn finish(
         expert_slots: options.expert_slots,
     };
     let mut plan = waste_codegen::plan(&verified, &request)?;
-    experts::name_banks(&mut plan, &origin.sources)?;
+    experts::name_banks(&mut plan, &origin.sources, origin.files.and_then(ModelFiles::container))?;
     clock.lap("plan");
     validate(&plan).map_err(|errors| CompileError::Invalid { errors })?;
     if let Some(limit) = options.max_mem {

@@ -124,11 +124,14 @@ pub(crate) struct StreamArgs {
     /// Compare the checksum of every expert that is read
     #[arg(long)]
     pub(crate) verify: bool,
+    /// Read the files of experts alone: refused while others read them, and others are refused meanwhile
+    #[arg(long)]
+    pub(crate) exclusive_open: bool,
 }
 
 impl Default for StreamArgs {
     fn default() -> Self {
-        Self { read_threads: 2, buffered: false, verify: false }
+        Self { read_threads: 2, buffered: false, verify: false, exclusive_open: false }
     }
 }
 

@@ -239,6 +239,7 @@ impl Talk<'_> {
             generation: &self.total,
             counters: session.counters(),
             experts: session.expert_counters(),
+            learning: None,
             setup: &self.setup,
             seed: self.chat.seed(),
             load_time: self.load_time,

@@ -20,6 +20,7 @@ pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
 pub(crate) mod portable;
+pub(crate) mod units;
 
 use waste_plan::Packing;
 

@@ -4,7 +4,6 @@ use waste_plan::units::{UnitScale, exponent_scale};
 use waste_plan::{LANES, Packing, UnitLayout};
 
 use super::check;
-use crate::half16::f16_to_f32;
 use crate::linear::portable::halves;
 use crate::quant_act::portable::recombine;
 use crate::view::{FxRows, RowsF32, TileMut};

@@ -55,7 +55,7 @@ fn cases() -> Vec<(Gguf, &'static str)> {
         (row(&[0, 4], 0, 0), "zero dimension"),
         (row(&[48], 8, 0), "rows of 48 elements are not whole q8_0 blocks of 32"),
         (row(&[576], 12, 0), "rows of 576 elements are not whole q4_k blocks of 256"),
-        (row(&[256, 1 << 40], 14, 0), "tensor 'w' at 0x40 needs 230,897,441,832,960 bytes"),
+        (row(&[256, 1 << 40], 14, 0), "tensor 'w' at 0x60 needs 230,897,441,832,960 bytes"),
         (row(&[4], 0, 3), "data offset 0x3 is not a multiple of 32"),
         (row(&[4], 0, u64::MAX - 31), "is past any file"),
         (row(&[4], 0, 1 << 40), "tensor 'w' at 0x10000000040 needs 16 bytes, file ends at 0x40"),

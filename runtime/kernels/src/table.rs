@@ -332,7 +332,6 @@ impl KernelTable {
             }
             if cpu.has(Isa::Vnni) {
                 crate::linear::avx512::vnni::install(&mut table);
-                crate::linear::units::vnni::install(&mut table);
             }
             if cpu.has_vbmi() {
                 crate::lut::avx512::install(&mut table);

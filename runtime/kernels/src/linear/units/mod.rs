@@ -32,12 +32,13 @@
 //! `embed_units`: row `lane` of a block as f32, the reference decode, rounded once.
 //!
 //! One row serves all packings: there are ten, and they differ in how codes are unpacked, not in what is done with them.
+//!
+//! Deliberately absent: twins of their own for AVX-512 and VNNI, where AVX2's run; and a twin for f32 arithmetic, which is the definition
+//! compiled for each tier.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 pub(crate) mod portable;
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod vnni;
 
 use waste_plan::{Packing, UnitLayout};
 

@@ -8,6 +8,7 @@
 
 pub mod dtype;
 pub mod file;
+pub mod fx;
 pub mod grouped;
 pub mod ids;
 pub mod overlap;
@@ -21,7 +22,8 @@ pub mod validate;
 pub mod vq;
 pub mod words;
 
-pub use dtype::{Block, DType, FX_GROUP, FxLayout, Math};
+pub use dtype::{Block, DType, Math};
+pub use fx::{FX_GROUP, FxLayout};
 pub use grouped::GroupedLayout;
 pub use pack::{LANES, Packing};
 pub use units::UnitLayout;

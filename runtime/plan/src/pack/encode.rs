@@ -2,7 +2,8 @@
 //!
 //! Works on one block of 16 rows at a time, so a caller may pack blocks in any order on any number of threads.
 
-use crate::dtype::{DType, FX_GROUP};
+use crate::dtype::DType;
+use crate::fx::FX_GROUP;
 use crate::pack::{LANES, Packing};
 use crate::schema::Weight;
 use crate::stored::StoredBlock;

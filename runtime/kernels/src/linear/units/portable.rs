@@ -118,8 +118,8 @@ pub(crate) fn linear_units_f32(packing: Packing, w: &[u8], k: usize, x: &RowsF32
             }
             if layout.minima {
                 let u = x.iter().fold(0.0, |u, x| u + x);
-                for r in 0..LANES {
-                    acc[r] = minimum(layout, unit, j, r).mul_add(u, acc[r]);
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    *acc = minimum(layout, unit, j, r).mul_add(u, *acc);
                 }
             }
         }
@@ -225,18 +225,18 @@ fn add_step<const PLANES: usize>(
     let s = |sums: &[[i32; LANES]; PLANES], r: usize| {
         recombine(std::array::from_fn::<_, PLANES, _>(|p| sums[p][r]))
     };
-    for r in 0..LANES {
-        acc[r] = s(&products, r).mul_add(unit.d[r] * xs, acc[r]);
+    for (r, acc) in acc.iter_mut().enumerate() {
+        *acc = s(&products, r).mul_add(unit.d[r] * xs, *acc);
     }
     if !layout.minima {
         return;
     }
     let z = x.z(t)[(from + at) / 32];
-    for r in 0..LANES {
-        acc[r] = if layout.has_group_scales() {
-            s(&minima, r).mul_add(-(unit.m[r] * xs), acc[r])
+    for (r, acc) in acc.iter_mut().enumerate() {
+        *acc = if layout.has_group_scales() {
+            s(&minima, r).mul_add(-(unit.m[r] * xs), *acc)
         } else {
-            z.mul_add(unit.m[r] * xs, acc[r])
+            z.mul_add(unit.m[r] * xs, *acc)
         };
     }
 }

@@ -18,6 +18,7 @@
 //! Weights of IQ4's table fill a byte: `vpmaddubsw` of |x| (unsigned, 128 included) and the weight with the sign of x; a pair of products is at
 //! most 2 · 128 · 127 = 32,512, and `vpmaddwd` with the scale follows at once.
 
+mod parts;
 mod unpack;
 
 use std::arch::x86_64::{
@@ -35,6 +36,7 @@ use crate::avx2::{load_pair, load_words, splat_4, store_pair, with_lanes};
 use crate::cpu::Isa;
 use crate::table::{Entry, KernelTable};
 use crate::view::{FxRows, TileMut};
+use parts::Part;
 use unpack::{Panel, Scales, prefetch_chunk, quads};
 
 /// Inputs of a slice.
@@ -113,85 +115,6 @@ rows! {
     linear_units_fixed24: 3;
     linear_units_fixed16: 2;
     linear_units_fixed8: 1;
-}
-
-/// A chunk's part of one token.
-#[derive(Clone, Copy)]
-struct Part<const P: usize> {
-    /// 4 inputs each: slice by slice, plane by plane.
-    quads: [[[[u8; 4]; 4]; P]; SLICES],
-    /// What the two i16 lanes of a row start from.
-    start: [[[u8; 4]; P]; SLICES],
-    /// Sums of two neighbouring groups of the minima.
-    sums: [[[u8; 4]; P]; SLICES / 2],
-    /// What the i32 sums of each 32 inputs start from.
-    base: [[i32; P]; SLICES / 2],
-    z: [f32; SLICES / 2],
-    xs: f32,
-}
-
-impl<const P: usize> Part<P> {
-    const ZERO: Self = Self {
-        quads: [[[[0; 4]; 4]; P]; SLICES],
-        start: [[[0; 4]; P]; SLICES],
-        sums: [[[0; 4]; P]; SLICES / 2],
-        base: [[0; P]; SLICES / 2],
-        z: [0.0; SLICES / 2],
-        xs: 0.0,
-    };
-
-    /// The part of token `t` in chunk `chunk`.
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn lay_out<F: Format>(&mut self, x: &FxRows<'_>, t: usize, chunk: usize) {
-        for p in 0..P {
-            let plane: &[[[[u8; 4]; 4]; SLICES]] =
-                x.plane_bytes(t, p).as_chunks().0.as_chunks().0.as_chunks().0;
-            let sums: &[i16; SLICES] = &x.sums(t, p).as_chunks().0[chunk];
-            for (s, quads) in plane[chunk].iter().enumerate() {
-                self.quads[s][p] = *quads;
-                match F::PACKING {
-                    Packing::K3 => self.start[s][p] = pair([-F::BIAS * sums[s], 0]),
-                    Packing::K6 => {
-                        self.start[s][p] =
-                            pair(lanes(quads).map(|it| it.wrapping_mul(-F::BIAS).wrapping_sub(1)))
-                    }
-                    _ => {}
-                }
-            }
-            for j in 0..SLICES / 2 {
-                if F::LAYOUT.has_group_scales() && F::LAYOUT.minima {
-                    self.sums[j][p] = match (F::LAYOUT.group, j * 4 + 3) {
-                        (16, _) => pair([sums[2 * j], sums[2 * j + 1]]),
-                        (_, last) if last < SLICES => {
-                            pair([sums[last - 3] + sums[last - 2], sums[last - 1] + sums[last]])
-                        }
-                        _ => [0; 4],
-                    };
-                } else if !F::LAYOUT.has_group_scales() {
-                    self.base[j][p] = -i32::from(F::BIAS) * i32::from(sums[2 * j] + sums[2 * j + 1]);
-                }
-            }
-        }
-        self.z = x.z(t).as_chunks().0[chunk];
-        self.xs = x.xs(t)[chunk];
-    }
-}
-
-/// Two words as they stand in memory.
-#[inline(always)]
-fn pair([a, b]: [i16; 2]) -> [u8; 4] {
-    let ([a0, a1], [b0, b1]) = (a.to_le_bytes(), b.to_le_bytes());
-    [a0, a1, b0, b1]
-}
-
-/// Sums of the inputs of a slice that go to either lane.
-#[inline(always)]
-fn lanes(quads: &[[u8; 4]; 4]) -> [i16; 2] {
-    let signed = |byte: u8| i16::from(byte.cast_signed());
-    quads.iter().fold([0; 2], |[a, b], quad| {
-        [a + signed(quad[0]) + signed(quad[1]), b + signed(quad[2]) + signed(quad[3])]
-    })
 }
 
 /// i32 sums of 16 rows, plane by plane.

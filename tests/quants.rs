@@ -1,6 +1,6 @@
 //! Models whose matrices are stored in GGML's formats of several bit planes, against the same models in f32: decoded here, independently, and
 //! run by the f64 evaluator.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "tests, which show their figures")]
 
 #[path = "support/blocks.rs"]
 mod blocks;

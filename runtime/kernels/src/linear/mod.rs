@@ -24,6 +24,7 @@ pub(crate) mod avx512;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
 pub(crate) mod portable;
+pub(crate) mod units;
 
 use waste_plan::Packing;
 

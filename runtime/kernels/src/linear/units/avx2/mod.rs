@@ -37,7 +37,7 @@ use crate::cpu::Isa;
 use crate::table::{Entry, KernelTable};
 use crate::view::{FxRows, TileMut};
 use parts::Part;
-use unpack::{Panel, Scales, prefetch_chunk, quads};
+use unpack::{Lines, Panel, Scales, lines, prefetch_chunk, quad};
 
 /// Inputs of a slice.
 const SLICE: usize = 16;
@@ -66,6 +66,18 @@ trait Format {
         Codes::Minus(bias) => bias as i16,
         Codes::Table(_) if Self::WIDE => 0,
         Codes::Table(_) => 12,
+    };
+    /// The table of the codes' weights, plus the bias; zeros where there is none.
+    const TABLE: [u8; 16] = {
+        let mut biased = [0; 16];
+        if let Codes::Table(table) = Self::LAYOUT.codes {
+            let mut i = 0;
+            while i < table.len() {
+                biased[i] = (table[i] + Self::BIAS as i8).cast_unsigned();
+                i += 1;
+            }
+        }
+        biased
     };
 }
 
@@ -151,7 +163,8 @@ fn linear<F: Format, const P: usize, const T: usize>(
                 }
                 for (i, part) in rest.iter().enumerate() {
                     with_lanes(y.row_mut(many.len() * T + i), |lanes| {
-                        block_times_token::<F, P>(block, k, chunk, std::slice::from_ref(part), lanes);
+                        let part = std::slice::from_ref(part);
+                        block_times_token::<F, P>(block, k, chunk, part, &mut panel.scales, lanes);
                     });
                 }
             }
@@ -180,7 +193,13 @@ fn some_tokens<F: Format, const P: usize, const T: usize>(
         with_lanes(y.row_mut(at + t), |lanes| *acc = load_pair(lanes));
     }
     for step in 0..steps {
-        add_step::<F, P, T>(|s| panel.quads(s), &panel.scales, step, parts, &mut acc);
+        add_step::<F, P, T, false>(
+            Source { block: &[], chunk: 0, panel },
+            &panel.scales,
+            step,
+            parts,
+            &mut acc,
+        );
     }
     for (t, acc) in acc.iter().enumerate() {
         with_lanes(y.row_mut(at + t), |lanes| store_pair(lanes, *acc));
@@ -191,7 +210,7 @@ fn some_tokens<F: Format, const P: usize, const T: usize>(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn one_token<F: Format, const P: usize>(w: &[u8], k: usize, x: &FxRows<'_>, y: &mut TileMut<'_>) {
-    let mut parts = [Part::<P>::ZERO; SPAN];
+    let (mut parts, mut scales) = ([Part::<P>::ZERO; SPAN], Scales::zeroed());
     let chunks = k.div_ceil(FX_GROUP);
     for from in (0..chunks).step_by(SPAN) {
         let parts = &mut parts[..SPAN.min(chunks - from)];
@@ -199,12 +218,12 @@ fn one_token<F: Format, const P: usize>(w: &[u8], k: usize, x: &FxRows<'_>, y: &
             part.lay_out::<F>(x, 0, from + i);
         }
         for (block, y) in w.chunks_exact(F::PACKING.block_bytes(k)).zip(y.row_mut(0).chunks_mut(LANES)) {
-            with_lanes(y, |lanes| block_times_token::<F, P>(block, k, from, parts, lanes));
+            with_lanes(y, |lanes| block_times_token::<F, P>(block, k, from, parts, &mut scales, lanes));
         }
     }
 }
 
-/// Adds the chunks of one block from `from` on, as many as there are parts, times one token.
+/// Adds the chunks of one block from `from` on, as many as there are parts, times one token; `scales` is scratch.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn block_times_token<F: Format, const P: usize>(
@@ -212,25 +231,35 @@ fn block_times_token<F: Format, const P: usize>(
     k: usize,
     from: usize,
     parts: &[Part<P>],
+    scales: &mut Scales,
     lanes: &mut [f32; LANES],
 ) {
+    const UNUSED: &Panel = &Panel::zeroed();
     let mut acc = [load_pair(lanes)];
-    let mut scales = Scales::zeroed();
     for (chunk, part) in (from..).zip(parts.as_chunks::<1>().0) {
         prefetch_chunk::<F>(block, chunk);
         scales.read::<F>(block, k, chunk);
+        let source = Source { block, chunk, panel: UNUSED };
         for step in 0..steps::<F>(k, chunk) {
-            add_step::<F, P, 1>(|s| quads::<F>(block, chunk, s), &scales, step, part, &mut acc);
+            add_step::<F, P, 1, true>(source, scales, step, part, &mut acc);
         }
     }
     store_pair(lanes, acc[0]);
 }
 
-/// Adds one step: `quads(s)` are the codes of slice s of the chunk.
+/// Where codes are read from: `DIRECT`ly from chunk `chunk` of a block, or from a panel.
+#[derive(Clone, Copy)]
+struct Source<'a> {
+    block: &'a [u8],
+    chunk: usize,
+    panel: &'a Panel,
+}
+
+/// Adds one step.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn add_step<F: Format, const P: usize, const T: usize>(
-    quads: impl Fn(usize) -> [[__m256i; 2]; 4],
+fn add_step<F: Format, const P: usize, const T: usize, const DIRECT: bool>(
+    source: Source<'_>,
     scales: &Scales,
     step: usize,
     parts: &[Part<P>; T],
@@ -249,11 +278,10 @@ fn add_step<F: Format, const P: usize, const T: usize>(
     // A count that the compiler does not see keeps this a loop: unrolled, it holds all broadcasts at once and spills.
     for run in 0..black_box(F::STEP / F::RUN) {
         let first = step * F::STEP + run * F::RUN;
-        let scale = scales.pair::<F>(first);
         if F::WIDE {
-            add_wide(quads(first), scale, first, parts, &mut totals);
+            add_wide::<F, P, T, DIRECT>(source, scales, first, parts, &mut totals);
         } else {
-            add_small::<F, P, T>(&quads, scale, first, parts, &mut totals);
+            add_small::<F, P, T, DIRECT>(source, scales, first, parts, &mut totals);
         }
     }
     let (d, m) = (load_pair(&scales.d[step]), load_pair(&scales.m[step]));
@@ -265,9 +293,9 @@ fn add_step<F: Format, const P: usize, const T: usize>(
 /// Adds a run of slices of unsigned codes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn add_small<F: Format, const P: usize, const T: usize>(
-    quads: impl Fn(usize) -> [[__m256i; 2]; 4],
-    scale: Option<[__m256i; 2]>,
+fn add_small<F: Format, const P: usize, const T: usize, const DIRECT: bool>(
+    source: Source<'_>,
+    scales: &Scales,
     first: usize,
     parts: &[Part<P>; T],
     totals: &mut [Totals<P>; T],
@@ -275,11 +303,15 @@ fn add_small<F: Format, const P: usize, const T: usize>(
     let mut sums = [[[_mm256_setzero_si256(); 2]; P]; T];
     if matches!(F::PACKING, Packing::K3 | Packing::K6) {
         for (sums, part) in sums.iter_mut().zip(parts) {
-            *sums = part.start[first].map(|start| [splat_4(start); 2]);
+            for (sums, start) in sums.iter_mut().zip(part.start[first]) {
+                *sums = [splat_4(start); 2];
+            }
         }
     }
     for s in first..first + F::RUN {
-        for (q, codes) in quads(s).into_iter().enumerate() {
+        let lines = if DIRECT { lines::<F>(source.block, source.chunk, s) } else { Lines::none() };
+        for q in 0..4 {
+            let codes = if DIRECT { quad::<F>(&lines, q) } else { source.panel.quad(s, q) };
             for (sums, part) in sums.iter_mut().zip(parts) {
                 for (sums, quads) in sums.iter_mut().zip(&part.quads[s]) {
                     let x = splat_4(quads[q]);
@@ -290,7 +322,7 @@ fn add_small<F: Format, const P: usize, const T: usize>(
             }
         }
     }
-    let scale = scale.unwrap_or([splat_4([1, 0, 1, 0]); 2]);
+    let scale = scales.pair::<F>(first);
     for (totals, sums) in totals.iter_mut().zip(&sums) {
         for (totals, sums) in totals.iter_mut().zip(sums) {
             for ((total, sum), scale) in totals.iter_mut().zip(sums).zip(scale) {
@@ -303,15 +335,17 @@ fn add_small<F: Format, const P: usize, const T: usize>(
 /// Adds a slice of weights that fill a byte.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn add_wide<const P: usize, const T: usize>(
-    quads: [[__m256i; 2]; 4],
-    scale: Option<[__m256i; 2]>,
+fn add_wide<F: Format, const P: usize, const T: usize, const DIRECT: bool>(
+    source: Source<'_>,
+    scales: &Scales,
     s: usize,
     parts: &[Part<P>; T],
     totals: &mut [Totals<P>; T],
 ) {
-    let scale = scale.unwrap_or([splat_4([1, 0, 1, 0]); 2]);
-    for (q, weights) in quads.into_iter().enumerate() {
+    let scale = scales.pair::<F>(s);
+    let lines = if DIRECT { lines::<F>(source.block, source.chunk, s) } else { Lines::none() };
+    for q in 0..4 {
+        let weights = if DIRECT { quad::<F>(&lines, q) } else { source.panel.quad(s, q) };
         for (totals, part) in totals.iter_mut().zip(parts) {
             for (totals, quads) in totals.iter_mut().zip(&part.quads[s]) {
                 let x = splat_4(quads[q]);

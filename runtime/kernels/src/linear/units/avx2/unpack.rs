@@ -1,10 +1,10 @@
 //! Bits to bytes: codes of a slice, and the scales of a chunk.
 
 use std::arch::x86_64::{
-    __m128i, __m256i, _mm_cvtsi32_si128, _mm256_add_epi16, _mm256_and_si256, _mm256_broadcastsi128_si256,
+    __m256i, _mm_cvtsi32_si128, _mm256_add_epi16, _mm256_and_si256, _mm256_broadcastsi128_si256,
     _mm256_cvtepi8_epi16, _mm256_cvtepu8_epi16, _mm256_madd_epi16, _mm256_or_si256, _mm256_permute4x64_epi64,
-    _mm256_set1_epi8, _mm256_set1_epi16, _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_slli_epi16,
-    _mm256_srl_epi16, _mm256_srli_epi16, _mm256_unpackhi_epi16, _mm256_unpacklo_epi16,
+    _mm256_set1_epi8, _mm256_set1_epi16, _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_sll_epi16,
+    _mm256_srl_epi16, _mm256_unpackhi_epi16, _mm256_unpacklo_epi16,
 };
 
 use waste_plan::units::{Codes, UnitScale};
@@ -44,89 +44,75 @@ fn line(part: &[u8], i: usize) -> [__m256i; 2] {
     [load_32(&halves[0]), load_32(&halves[1])]
 }
 
-/// The four quads of slice `s` of a chunk: codes without sign, or weights that fill a byte.
+/// What the codes of a slice are put together from.
+pub(super) struct Lines {
+    low: [[__m256i; 2]; 2],
+    high: [__m256i; 2],
+}
+
+impl Lines {
+    /// None.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) fn none() -> Self {
+        Self { low: [[_mm256_setzero_si256(); 2]; 2], high: [_mm256_setzero_si256(); 2] }
+    }
+}
+
+/// The lines of slice `s` of a chunk.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn quads<F: Format>(block: &[u8], chunk: usize, s: usize) -> [[__m256i; 2]; 4] {
+pub(super) fn lines<F: Format>(block: &[u8], chunk: usize, s: usize) -> Lines {
     let (unit, s) = unit_of::<F>(block, chunk, s);
-    let mut quads = [[_mm256_setzero_si256(); 2]; 4];
-    if F::LAYOUT.low == 4 {
-        let (first, second) = (line(unit, 2 * s), line(unit, 2 * s + 1));
-        let mask = _mm256_set1_epi8(15);
-        for half in 0..2 {
-            quads[0][half] = _mm256_and_si256(first[half], mask);
-            quads[1][half] = _mm256_and_si256(_mm256_srli_epi16::<4>(first[half]), mask);
-            quads[2][half] = _mm256_and_si256(second[half], mask);
-            quads[3][half] = _mm256_and_si256(_mm256_srli_epi16::<4>(second[half]), mask);
-        }
-    } else {
-        let (codes, mask) = (line(unit, s), _mm256_set1_epi8(3));
-        for half in 0..2 {
-            quads[0][half] = _mm256_and_si256(codes[half], mask);
-            quads[1][half] = _mm256_and_si256(_mm256_srli_epi16::<2>(codes[half]), mask);
-            quads[2][half] = _mm256_and_si256(_mm256_srli_epi16::<4>(codes[half]), mask);
-            quads[3][half] = _mm256_and_si256(_mm256_srli_epi16::<6>(codes[half]), mask);
-        }
-    }
+    let low =
+        if F::LAYOUT.low == 4 { [line(unit, 2 * s), line(unit, 2 * s + 1)] } else { [line(unit, s); 2] };
     let high = &unit[F::LAYOUT.high_at()..];
-    match F::LAYOUT.high {
-        2 => {
-            let bits = line(high, s);
-            for half in 0..2 {
-                let lifted = two_bits_to_four(bits[half]);
-                for (quad, lifted) in quads.iter_mut().zip(lifted) {
-                    quad[half] = _mm256_or_si256(quad[half], lifted);
-                }
-            }
-        }
+    let high = match F::LAYOUT.high {
+        2 => line(high, s),
         1 => {
-            let bits = line(high, s / 2);
-            let odd = _mm_cvtsi32_si128(if s % 2 == 0 { 0 } else { 4 });
-            for half in 0..2 {
-                let lifted = one_bit_to(F::LAYOUT.low, bits[half], odd);
-                for (quad, lifted) in quads.iter_mut().zip(lifted) {
-                    quad[half] = _mm256_or_si256(quad[half], lifted);
-                }
-            }
+            let [first, second] = line(high, s / 2);
+            let from = s % 2 * 4;
+            [shift_right(first, from), shift_right(second, from)]
         }
-        _ => {}
-    }
-    if let Codes::Table(table) = F::LAYOUT.codes {
-        let bias = F::BIAS.to_le_bytes()[0].cast_signed();
-        let table = table.map(|it| (it + bias).cast_unsigned());
-        let table = _mm256_broadcastsi128_si256(load_16(&table));
-        for quad in quads.as_flattened_mut() {
-            *quad = _mm256_shuffle_epi8(table, *quad);
-        }
-    }
-    quads
-}
-
-/// The two bits of each quad of a byte, as its bits 4 and 5.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn two_bits_to_four(bits: __m256i) -> [__m256i; 4] {
-    [_mm256_slli_epi16::<4>(bits), _mm256_slli_epi16::<2>(bits), bits, _mm256_srli_epi16::<2>(bits)]
-        .map(|it| _mm256_and_si256(it, _mm256_set1_epi8(0x30)))
-}
-
-/// Four bits of each byte from bit `from` on, each as bit `to` (4 or 2) of its quad's.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn one_bit_to(to: usize, bits: __m256i, from: __m128i) -> [__m256i; 4] {
-    let bits = _mm256_srl_epi16(bits, from);
-    let lifted = if to == 4 {
-        [
-            _mm256_slli_epi16::<4>(bits),
-            _mm256_slli_epi16::<3>(bits),
-            _mm256_slli_epi16::<2>(bits),
-            _mm256_slli_epi16::<1>(bits),
-        ]
-    } else {
-        [_mm256_slli_epi16::<2>(bits), _mm256_slli_epi16::<1>(bits), bits, _mm256_srli_epi16::<1>(bits)]
+        _ => [_mm256_setzero_si256(); 2],
     };
-    let mask = _mm256_set1_epi8(if to == 4 { 0x10 } else { 0x04 });
-    lifted.map(|it| _mm256_and_si256(it, mask))
+    Lines { low, high }
+}
+
+/// Quad `q` of a slice: codes without sign, or weights that fill a byte.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn quad<F: Format>(lines: &Lines, q: usize) -> [__m256i; 2] {
+    let (low, high) = (F::LAYOUT.low, F::LAYOUT.high);
+    let mut quad = [_mm256_setzero_si256(); 2];
+    for (half, quad) in quad.iter_mut().enumerate() {
+        let line = lines.low[q * low / 8][half];
+        *quad = _mm256_and_si256(shift_right(line, q * low % 8), _mm256_set1_epi8((1 << low) - 1));
+        if high > 0 {
+            // From bit q · high of a byte to the bit after the low ones.
+            let (bits, from) = (lines.high[half], q * high);
+            let lifted =
+                if from < low { shift_left(bits, low - from) } else { shift_right(bits, from - low) };
+            let mask = _mm256_set1_epi8(((1 << high) - 1) << low);
+            *quad = _mm256_or_si256(*quad, _mm256_and_si256(lifted, mask));
+        }
+        if matches!(F::LAYOUT.codes, Codes::Table(_)) {
+            *quad = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load_16(&F::TABLE)), *quad);
+        }
+    }
+    quad
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn shift_right(v: __m256i, bits: usize) -> __m256i {
+    _mm256_srl_epi16(v, _mm_cvtsi32_si128(bits as i32))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn shift_left(v: __m256i, bits: usize) -> __m256i {
+    _mm256_sll_epi16(v, _mm_cvtsi32_si128(bits as i32))
 }
 
 /// The scales of a chunk of one block.
@@ -199,15 +185,15 @@ impl Scales {
         }
     }
 
-    /// The integer scale of slice `s` of 16 rows; `None` where it is 1.
+    /// The integer scale of slice `s` of 16 rows, in both lanes of a row.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(super) fn pair<F: Format>(&self, s: usize) -> Option<[__m256i; 2]> {
+    pub(super) fn pair<F: Format>(&self, s: usize) -> [__m256i; 2] {
         if !F::LAYOUT.has_group_scales() {
-            return None;
+            return [_mm256_set1_epi16(1); 2];
         }
         let [low, high] = &self.pairs[s * SLICE / F::LAYOUT.group];
-        Some([load_words(low), load_words(high)])
+        [load_words(low), load_words(high)]
     }
 
     /// What the i32 sums of 16 rows start from.
@@ -259,17 +245,20 @@ impl Panel {
     pub(super) fn unpack<F: Format>(&mut self, block: &[u8], k: usize, chunk: usize) {
         self.scales.read::<F>(block, k, chunk);
         for s in 0..super::steps::<F>(k, chunk) * F::STEP {
-            let quads = quads::<F>(block, chunk, s);
-            for (dst, src) in self.codes[s].as_flattened_mut().iter_mut().zip(quads.as_flattened()) {
-                store_32(dst, *src);
+            let lines = lines::<F>(block, chunk, s);
+            for (q, dst) in self.codes[s].iter_mut().enumerate() {
+                let [low, high] = quad::<F>(&lines, q);
+                store_32(&mut dst[0], low);
+                store_32(&mut dst[1], high);
             }
         }
     }
 
-    /// The quads of slice `s`.
+    /// Quad `q` of slice `s`.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(super) fn quads(&self, s: usize) -> [[__m256i; 2]; 4] {
-        self.codes[s].each_ref().map(|quad| quad.each_ref().map(|half| load_32(half)))
+    pub(super) fn quad(&self, s: usize, q: usize) -> [__m256i; 2] {
+        let [low, high] = &self.codes[s][q];
+        [load_32(low), load_32(high)]
     }
 }

@@ -6,6 +6,7 @@
 //! | `session` | the accepted history of each row; steps as transactions |
 //! | `needs` | bytes that a plan needs and moves |
 //! | `saved` | a row of a session as a file |
+//! | `learned` | which experts sessions used, as a file |
 //! | `exec` | one tile of one step |
 //! | `team` | threads that walk a program together |
 //! | `arena`, `weights` | memory and the views of it |
@@ -21,6 +22,7 @@ mod arena;
 mod error;
 mod exec;
 pub mod experts;
+mod learned;
 mod loaded;
 mod needs;
 mod profile;
@@ -33,6 +35,7 @@ mod trace;
 pub mod weights;
 
 pub use error::RuntimeError;
+pub use learned::{Learned, Warmed};
 pub use loaded::{LoadedPlan, pack_weight};
 pub use needs::{needed_bytes, needed_bytes_with};
 pub use profile::{Calls, Profile};

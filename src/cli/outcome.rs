@@ -108,6 +108,7 @@ impl Outcome<'_> {
                 it.waiting.as_secs_f64() * 1e3,
             ));
         }
+        lines.extend(self.experts.as_ref().and_then(guesses_note));
         if let (Some(learning), Some(experts)) = (self.learning, &self.experts) {
             lines.push(learning.note(experts));
         }
@@ -125,6 +126,16 @@ impl Outcome<'_> {
     }
 }
 
+/// What guesses came to, if any were made.
+fn guesses_note(it: &experts::Counters) -> Option<String> {
+    let (reads, hits, losses) = (it.speculative_reads, it.speculative_hits, it.speculative_losses);
+    let share = hits as f64 / reads as f64 * 100.0;
+    (reads > 0).then(|| {
+        let [reads, hits, losses] = [reads, hits, losses].map(grouped);
+        format!("guesses: {reads} queued, {hits} used ({share:.1} %), {losses} gave way unused")
+    })
+}
+
 fn experts_json(it: &experts::Counters, steps: Duration) -> Value {
     json!({
         "hits": it.hits,
@@ -136,6 +147,7 @@ fn experts_json(it: &experts::Counters, steps: Duration) -> Value {
         "bytes": it.bytes,
         "speculative_reads": it.speculative_reads,
         "speculative_hits": it.speculative_hits,
+        "speculative_losses": it.speculative_losses,
         "waiting_ms": it.waiting.as_secs_f64() * 1e3,
         "reading_ms": it.reading.as_secs_f64() * 1e3,
         "overlapped_ms": it.overlapped.as_secs_f64() * 1e3,

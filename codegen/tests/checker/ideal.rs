@@ -47,6 +47,8 @@ impl Call {
 pub(crate) struct Outcome {
     pub(crate) outputs: Vec<(String, Vec<Vec<u64>>)>,
     pub(crate) states: Vec<(String, Vec<u64>)>,
+    /// The ids that each hint names, by the index of its op.
+    pub(crate) guesses: HashMap<u32, Matrix>,
 }
 
 /// The hash of element `i` of an input.
@@ -54,7 +56,7 @@ pub(crate) fn input_tag(port: &str, i: u64) -> u64 {
     mix(name(port), i)
 }
 
-type Matrix = Vec<Vec<u64>>;
+pub(crate) type Matrix = Vec<Vec<u64>>;
 
 struct Ideal<'a> {
     module: &'a Module,
@@ -62,6 +64,7 @@ struct Ideal<'a> {
     call: Call,
     values: HashMap<ValueId, Matrix>,
     caches: HashMap<ValueId, Vec<u64>>,
+    guesses: HashMap<u32, Matrix>,
     /// A hash of each weight.
     weights: Vec<u64>,
     numbers: HashMap<u64, u64>,
@@ -75,8 +78,8 @@ pub(crate) const fn state_width(shape: [u32; 4]) -> u64 {
 /// Runs `graph`.
 pub(crate) fn run(module: &Module, graph: &Graph, call: Call) -> Outcome {
     let weights = module.weights.keys().map(|it| weight_tag(module, it)).collect();
-    let (values, caches, numbers) = (HashMap::new(), HashMap::new(), HashMap::new());
-    let mut ideal = Ideal { module, graph, call, values, caches, weights, numbers };
+    let (values, caches, guesses, numbers) = (HashMap::new(), HashMap::new(), HashMap::new(), HashMap::new());
+    let mut ideal = Ideal { module, graph, call, values, caches, guesses, weights, numbers };
     for value in &graph.inputs {
         let port = &graph.values[*value].name;
         let n = ideal.rows(graph.ty(*value).shape.dims()[0]);
@@ -185,7 +188,11 @@ impl Ideal<'_> {
                     .insert(data.results[0], flat.chunks(cols as usize).map(<[u64]>::to_vec).collect());
                 return;
             }
-            Op::ExpertHint {} => return,
+            Op::ExpertHint {} => {
+                let id = u32::try_from(op.index()).unwrap();
+                self.guesses.insert(id, self.values[&reads[0]].clone());
+                return;
+            }
             _ => {}
         }
         let kernel = of_op::kernel(self.graph, data).unwrap();
@@ -249,7 +256,7 @@ impl Ideal<'_> {
                 None => outputs.push((output.name.clone(), self.values[&output.value].clone())),
             }
         }
-        Outcome { outputs, states }
+        Outcome { outputs, states, guesses: self.guesses.clone() }
     }
 }
 

@@ -13,14 +13,9 @@ pub(super) fn step(plan: &mut Plan, program: usize, at: usize, kind: &str, rng: 
     if kind.starts_with("tile") {
         return tile(plan, program, at, rng);
     }
-    // A guess is a linear, a choice and an announcement, and no result depends on it.
-    let is_guess = |it: &Step| matches!(it.kind, StepKind::ExpertPrefetch { speculative: true, .. });
-    if plan.programs[program].steps[at..].iter().take(3).any(is_guess) {
-        return None;
-    }
     let step = &mut plan.programs[program].steps[at];
-    // What is announced changes no result.
-    if matches!(step.kind, StepKind::ExpertPrefetch { .. }) && kind != "port" {
+    // What is demanded ahead changes no result.
+    if matches!(step.kind, StepKind::ExpertPrefetch { speculative: false, .. }) && kind != "port" {
         return None;
     }
     match kind {

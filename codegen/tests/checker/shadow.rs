@@ -6,7 +6,7 @@
 //!
 //! A recurrent state has two halves a row, of which one is accepted: reading takes that one, writing goes to the other.
 //!
-//! Harm is: outputs or states that differ from the graph's, a race, a write to an input, a weight or an accepted half, an index that is
+//! Harm is: outputs, states or guesses that differ from the graph's, a race, a write to an input, a weight or an accepted half, an index that is
 //! none, an access outside the stated memory or its operand, a record that is not there, operands that no kernel takes, a tile
 //! that cuts a group, or a step that does again what was done. It shares no code with the checker, nor with `validate` or the runtime.
 //!
@@ -34,6 +34,7 @@ use super::targets::{Target, targets};
 
 pub(super) struct Shadow<'p> {
     pub(super) plan: &'p Plan,
+    pub(super) ideal: &'p Outcome,
     pub(super) call: Call,
     pub(super) scratch: Memory,
     pub(super) io: Memory,
@@ -62,7 +63,7 @@ pub(crate) fn harm(
     (call, ideal): (Call, &Outcome),
     order: u32,
 ) -> Option<String> {
-    let mut shadow = Shadow::new(plan, weights, call);
+    let mut shadow = Shadow::new(plan, weights, (call, ideal));
     let (mut at, mut fuel) = (0, 16 * program.steps.len());
     while let Some(step) = program.steps.get(at) {
         shadow.now.barriers += u32::from(step.barrier);
@@ -79,7 +80,7 @@ pub(crate) fn harm(
         }
         at = next;
     }
-    shadow.compare(ideal);
+    shadow.compare();
     shadow.harm
 }
 
@@ -126,7 +127,7 @@ fn state_memory(it: &State, call: Call) -> Memory {
 }
 
 impl<'p> Shadow<'p> {
-    fn new(plan: &'p Plan, weights: &'p [u64], call: Call) -> Self {
+    fn new(plan: &'p Plan, weights: &'p [u64], (call, ideal): (Call, &'p Outcome)) -> Self {
         let mut io = memory(plan.memory.io, "unset io");
         let mut is_input = vec![false; io.len()];
         let mut numbers = HashMap::new();
@@ -146,6 +147,7 @@ impl<'p> Shadow<'p> {
         }
         Self {
             plan,
+            ideal,
             call,
             scratch: memory(plan.memory.scratch, "unset scratch"),
             io,
@@ -314,7 +316,8 @@ impl<'p> Shadow<'p> {
     }
 
     /// Outputs are where the ports say, states hold what they should.
-    fn compare(&mut self, ideal: &Outcome) {
+    fn compare(&mut self) {
+        let ideal = self.ideal;
         if self.windows.is_open() {
             return self.blame("a window that stays open");
         }

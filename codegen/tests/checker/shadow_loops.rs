@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use waste_plan::schema::{Step, StepKind};
 
+use super::ideal::Matrix;
 use super::kernels::{Kernel, Operands};
 use super::memory::{Now, THREADS, Unit};
 use super::shadow::Shadow;
@@ -104,12 +105,11 @@ impl Shadow<'_> {
         let size = if is_ids { (self.call.tokens, 0) } else { (1, 2 * (experts + 1)) };
         self.has_size(&step.reads[0], size, "read 0");
         match step.kind {
-            StepKind::ExpertPrefetch { .. } => {
-                let mut x = ShadowOperands { shadow: self, step, memo: HashMap::new() };
-                for row in 0..x.rows(0) {
-                    for col in 0..x.cols(0) {
-                        x.number(0, row, col);
-                    }
+            StepKind::ExpertPrefetch { speculative, .. } => {
+                let ids = self.announced(step);
+                // A guess of others changes no result, but it is not what the graph says.
+                if speculative && self.ideal.guesses.get(&step.op) != Some(&ids) {
+                    self.blame("guesses others than the graph");
                 }
                 index + 1
             }
@@ -131,6 +131,17 @@ impl Shadow<'_> {
             }
             _ => unreachable!("called for steps that move records"),
         }
+    }
+
+    /// Tags of the ids that a step announces, each of which must be an index.
+    fn announced(&mut self, step: &Step) -> Matrix {
+        let mut x = ShadowOperands { shadow: self, step, memo: HashMap::new() };
+        let (rows, cols) = (x.rows(0), x.cols(0));
+        let mut tag = |row, col| {
+            x.number(0, row, col);
+            x.shadow.read(&step.reads[0], row, col)
+        };
+        (0..rows).map(|row| (0..cols).map(|col| tag(row, col)).collect()).collect()
     }
 
     /// Experts that have pairs, each with its first, and the end.

@@ -10,6 +10,7 @@ pub(super) struct Uses {
     pub(super) misses: u64,
     pub(super) speculative_hits: u64,
     pub(super) speculative_reads: u64,
+    pub(super) speculative_losses: u64,
     pub(super) evictions: u64,
 }
 
@@ -26,8 +27,10 @@ pub struct Counters {
     pub speculative_hits: u64,
     /// Requests whose record was read for them, by a prefetch or on the spot.
     pub misses: u64,
-    /// Reads that speculation queued; those without a `speculative_hit` were for nothing.
+    /// Reads that speculation queued: each becomes one of `speculative_hits` or `speculative_losses`, or was not yet asked for.
     pub speculative_reads: u64,
+    /// Of the reads that speculation queued, those that gave way, begun or not, before anybody asked for their record.
+    pub speculative_losses: u64,
     /// Records that left the cache for another.
     pub evictions: u64,
     /// Reads that succeeded.
@@ -73,6 +76,7 @@ impl Counters {
             speculative_hits: self.speculative_hits - earlier.speculative_hits,
             misses: self.misses - earlier.misses,
             speculative_reads: self.speculative_reads - earlier.speculative_reads,
+            speculative_losses: self.speculative_losses - earlier.speculative_losses,
             evictions: self.evictions - earlier.evictions,
             reads: self.reads - earlier.reads,
             failures: self.failures - earlier.failures,
@@ -154,6 +158,7 @@ impl Clock {
             speculative_hits: uses.speculative_hits,
             misses: uses.misses,
             speculative_reads: uses.speculative_reads,
+            speculative_losses: uses.speculative_losses,
             evictions: uses.evictions,
             reads: reads.good,
             failures: reads.failed,

@@ -257,7 +257,8 @@ impl Slots {
 
     /// The record of `slot` is no longer there.
     fn forget(&mut self, slot: u32) {
-        let record = self.slot(slot).record;
+        let Slot { record, origin, .. } = *self.slot(slot);
+        self.uses.speculative_losses += u64::from(origin == Some(Origin::Speculation));
         self.index[record as usize] = NONE;
     }
 

@@ -104,6 +104,9 @@ fn speculation_is_counted_apart() {
     assert_eq!(cache.speculate(1, &[7, 8, 9]), 2);
     settle(&cache);
     assert!(cache.peek(1, 1).is_some() && cache.peek(1, 4).is_some());
+    // Of the five that were guessed one was used, two are here, and two gave way.
+    let found = cache.counters();
+    assert_eq!((found.speculative_reads, found.speculative_hits, found.speculative_losses), (5, 1, 2));
 }
 
 #[test]

@@ -317,6 +317,7 @@ mod tests {
                 want: 1,
                 kv: DType::F16,
                 math: Math::F32,
+                lookahead: 0,
                 passes: vec![],
             },
             sources: vec![],

@@ -124,30 +124,37 @@ fn a_cache_of_all_experts_reads_each_once_and_a_small_one_again() {
     assert_eq!(few.bytes / few.reads, all.bytes / all.reads, "records of one size");
 }
 
-/// One token at a time through `decode`, where each layer guesses `lookahead` experts of the next.
-fn guessing(container: &Path, lookahead: u32) -> LoadedPlan {
-    load_with(container, CompileOptions { chunk: Some(1), lookahead, ..CompileOptions::usual() })
+/// A plan in whose `decode` each layer guesses `lookahead` experts of the next.
+fn guessing(container: &Path, chunk: u32, lookahead: u32) -> LoadedPlan {
+    let (chunk, want) = (Some(chunk), Some(chunk));
+    load_with(container, CompileOptions { chunk, want, lookahead, ..CompileOptions::usual() })
 }
 
-/// One hash over guesses × caches × readers × threads.
+/// One hash over guesses × chunks × caches × readers × how files are read × threads.
 #[test]
 fn guesses_change_no_bit() {
     for code in [VQ2R, VQ4P] {
         let dir = Scratch::new("streaming-guesses");
         let container = Made::new(code).write_container(&dir, "c");
         let mut expected: Option<String> = None;
-        for lookahead in [0, 2, 6] {
-            let loaded = guessing(&container, lookahead);
-            for slots in [1, 2, 3, 5, RECORDS] {
-                for (readers, threads) in [(0, 2), (1, 1), (3, 2)] {
-                    let experts = ExpertOptions { slots: Some(slots), readers, ..ExpertOptions::default() };
-                    let found = hash(&logits(&loaded, &Run { threads, experts, ..Run::default() }));
-                    assert_eq!(
-                        &found,
-                        expected.get_or_insert_with(|| found.clone()),
-                        "{}: {lookahead} guessed, {slots} slots, {readers} readers, {threads} threads",
-                        code.name
-                    );
+        for lookahead in [0, 1, 2, 6] {
+            // All tokens one by one; eleven at once and one more.
+            for (chunk, step) in [(1, 1), (11, 11)] {
+                let loaded = guessing(&container, chunk, lookahead);
+                for slots in [1, 2, 3, 5, RECORDS] {
+                    for (readers, direct, threads) in
+                        [(0, true, 2), (1, false, 1), (1, true, 3), (3, true, 2)]
+                    {
+                        let experts =
+                            ExpertOptions { slots: Some(slots), readers, direct, ..ExpertOptions::default() };
+                        let found = hash(&logits(&loaded, &Run { threads, step, experts, ..Run::default() }));
+                        assert_eq!(
+                            &found,
+                            expected.get_or_insert_with(|| found.clone()),
+                            "{}: {lookahead} guessed, chunk {chunk}, {slots} slots, {readers} readers, {threads} threads",
+                            code.name
+                        );
+                    }
                 }
             }
         }
@@ -161,7 +168,7 @@ fn guesses_are_read_and_hit() {
     let container = Made::new(VQ3R).write_container(&dir, "c");
     let counters = |lookahead, readers| {
         let experts = ExpertOptions { slots: Some(5), readers, ..ExpertOptions::default() };
-        let mut session = session(&guessing(&container, lookahead), &Run { experts, ..Run::default() });
+        let mut session = session(&guessing(&container, 1, lookahead), &Run { experts, ..Run::default() });
         for id in IDS {
             session.step(&[Token { row: 0, id }], &[]).unwrap();
         }

@@ -1,7 +1,7 @@
 //! The windows in which a plan uses streamed experts: between its steps and the cache.
 //!
-//! A loop over experts takes the experts that have tokens in ascending order, a window at a time: as many as the cache holds, or
-//! half of that, so that the next window is read while this one is used. The state of the loop is set by the one thread that
+//! A loop over experts takes the experts that have tokens in ascending order, a window at a time: those that are here, at least
+//! one, so that the others are read meanwhile; where the cache cannot hold all, at most half of what it holds. The state of the loop is set by the one thread that
 //! carries out a window's step and read by all after the barrier that follows it.
 //!
 //! Invariants
@@ -53,6 +53,7 @@ pub(crate) struct ExpertSource {
     /// Where each weight's matrices lie in a record.
     places: Vec<Option<Place>>,
     window: Window,
+    guess: Mutex<Guess>,
     /// Room for the experts that are announced.
     list: Mutex<Vec<u32>>,
     failure: Mutex<Option<ExpertError>>,
@@ -73,6 +74,31 @@ struct Window {
     pairs: [AtomicUsize; 2],
     /// Whether experts are left after it.
     more: AtomicBool,
+}
+
+/// Experts that the next layer may want, for which there may not have been slots yet.
+#[derive(Debug)]
+struct Guess {
+    layer: u32,
+    /// The likeliest first.
+    experts: Vec<u32>,
+    /// How many of them were asked for.
+    asked: usize,
+}
+
+impl Guess {
+    /// Asks for those that were not.
+    fn pursue(&mut self, cache: &ExpertCache) {
+        self.asked += cache.speculate(self.layer, &self.experts[self.asked..]);
+    }
+
+    /// Ends the guess: their layer wants `wanted`, which ascend, or is not reached.
+    fn settle(&mut self, wanted: &[u32], cache: &ExpertCache) {
+        self.experts.retain(|it| wanted.binary_search(it).is_err());
+        cache.withdraw(self.layer, &self.experts);
+        self.experts.clear();
+        self.asked = 0;
+    }
 }
 
 /// What a window covers.
@@ -144,6 +170,7 @@ impl ExpertSource {
             layers: plan.banks.iter().map(|it| it.layer).collect(),
             places: plan.weights.iter().map(|it| it.records.map(|at| place(it, at))).collect(),
             window: Window::default(),
+            guess: Mutex::new(Guess { layer: 0, experts: Vec::with_capacity(most), asked: 0 }),
             list: Mutex::new(Vec::with_capacity(most)),
             failure: Mutex::new(None),
             cache,
@@ -164,6 +191,7 @@ impl ExpertSource {
     /// Begins a walk: no window is open, nothing has failed.
     pub(crate) fn begin(&self) {
         self.set_window(0..0, 0..0, false);
+        self.guess.lock().unwrap_or_else(PoisonError::into_inner).settle(&[], &self.cache);
         *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
@@ -206,22 +234,30 @@ impl ExpertSource {
                 list.insert(at, expert);
             }
         }
-        self.cache.prefetch(self.layers[bank as usize], &list[..list.len().min(self.cache.slots())]);
+        let layer = self.layers[bank as usize];
+        let mut guess = self.guess.lock().unwrap_or_else(PoisonError::into_inner);
+        if guess.layer == layer {
+            guess.settle(&list, &self.cache);
+        }
+        drop(guess);
+        self.cache.prefetch(layer, &list[..list.len().min(self.cache.slots())]);
     }
 
-    /// Guesses that the experts in `ids` will be wanted, the likeliest first.
+    /// Guesses that the experts in `ids` will be wanted, the likeliest first. They are read as slots come free, until their layer
+    /// says whom it wants.
     pub(crate) fn speculate(&self, bank: u32, ids: impl Iterator<Item = i32>) {
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        list.clear();
+        let mut guess = self.guess.lock().unwrap_or_else(PoisonError::into_inner);
+        guess.settle(&[], &self.cache);
+        guess.layer = self.layers[bank as usize];
         for expert in ids.filter_map(|it| u32::try_from(it).ok()) {
-            if !list.contains(&expert) && list.len() < list.capacity() {
-                list.push(expert);
+            if !guess.experts.contains(&expert) && guess.experts.len() < guess.experts.capacity() {
+                guess.experts.push(expert);
             }
         }
-        self.cache.speculate(self.layers[bank as usize], &list);
+        guess.pursue(&self.cache);
     }
 
-    /// Takes the next experts of `groups` and waits until they are here.
+    /// Takes the next experts of `groups`: the first, for which it waits, and those after it that are here.
     pub(crate) fn open_window(&self, bank: u32, groups: &[i32], cancel: &AtomicBool) {
         let layer = self.layers[bank as usize];
         // A walk's first window begins where the one before it ended, with experts left: anew where none are.
@@ -231,16 +267,18 @@ impl ExpertSource {
         let here = (first..).map_while(|group| at(group).map(|it| it[0])).take_while(|it| *it < experts);
         let left = here.count();
         let slots = self.cache.slots();
-        let size = if left <= slots { left } else { (slots / 2).max(1) };
+        let most = if left <= slots { left } else { (slots / 2).max(1) };
+        let brought = self.bring(layer, (first..first + most).filter_map(at).map(|it| it[0]), cancel);
+        let size = match brought {
+            Ok(size) => size,
+            Err(error) => {
+                self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                return self.set_window(0..0, 0..0, false);
+            }
+        };
         let last = first + size;
-        if let Err(error) =
-            self.bring(layer, (0..size).filter_map(|it| at(first + it)).map(|it| it[0]), cancel)
-        {
-            self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-            return self.set_window(0..0, 0..0, false);
-        }
         if size < left && size < slots {
-            let next = (last..first + left.min(size + slots - size)).filter_map(at).map(|it| it[0]);
+            let next = (last..first + left.min(slots)).filter_map(at).map(|it| it[0]);
             self.announce(layer, next);
         }
         let pair = |group: usize| at(group).and_then(|it| usize::try_from(it[1]).ok()).unwrap_or(0);
@@ -255,19 +293,24 @@ impl ExpertSource {
         self.cache.prefetch(layer, &list);
     }
 
-    /// Pins `experts`, reading all of them at once.
+    /// Begins to read all of `experts`, and pins the first and those after it that are here: how many. All, if nobody reads ahead.
     fn bring(
         &self,
         layer: u32,
         experts: impl Iterator<Item = i32> + Clone,
         cancel: &AtomicBool,
-    ) -> Result<(), ExpertError> {
+    ) -> Result<usize, ExpertError> {
         self.announce(layer, experts.clone());
+        let mut n = 0;
         for expert in experts {
             let expert = u32::try_from(expert).unwrap_or(u32::MAX);
+            if 0 < n && self.cache.reads_ahead() && self.cache.peek(layer, expert).is_none() {
+                break;
+            }
             self.cache.acquire(layer, expert, cancel)?.keep();
+            n += 1;
         }
-        Ok(())
+        Ok(n)
     }
 
     /// Lets the records of the open window go.
@@ -278,6 +321,7 @@ impl ExpertSource {
                 self.cache.release(self.layers[bank as usize], expert);
             }
         }
+        self.guess.lock().unwrap_or_else(PoisonError::into_inner).pursue(&self.cache);
     }
 
     fn set_window(&self, groups: Range<usize>, pairs: Range<usize>, more: bool) {

@@ -160,6 +160,12 @@ impl ExpertCache {
         self.shared.memory.len()
     }
 
+    /// Whether there are threads that read ahead.
+    #[must_use]
+    pub const fn reads_ahead(&self) -> bool {
+        !self.readers.is_empty()
+    }
+
     /// Bytes of one slot.
     #[must_use]
     pub fn slot_bytes(&self) -> u64 {
@@ -173,10 +179,16 @@ impl ExpertCache {
         self.read_ahead(layer, experts, |slots, records| slots.prefetch(records))
     }
 
-    /// Starts reading what a step may ask for, after everything that was prefetched. Evicts nothing that is in use or
-    /// prefetched. How many reads were queued.
+    /// Starts reading what a step may ask for, after everything that was prefetched. Evicts nothing that is in use,
+    /// prefetched, or guessed and not [withdrawn](Self::withdraw). How many of `experts`, from the first on, are here or on their way, as of [`Self::prefetch`].
     pub fn speculate(&self, layer: u32, experts: &[u32]) -> usize {
         self.read_ahead(layer, experts, |slots, records| slots.speculate(records))
+    }
+
+    /// No step will ask for these: what was only guessed of them makes room.
+    pub fn withdraw(&self, layer: u32, experts: &[u32]) {
+        let records = &self.shared.records;
+        self.shared.lock().slots.withdraw(KnownRecords { records, layer, experts });
     }
 
     fn read_ahead(

@@ -19,7 +19,8 @@ pub(super) struct Uses {
 /// Every request is one of `hits`, `speculative_hits` and `misses`, whether or not its read was good.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Requests for a record that was in the cache, or being read, because of an earlier request or a learned list.
+    /// Requests for a record that was in the cache, or being read, because of an earlier request, a learned list or a guess that
+    /// was withdrawn.
     pub hits: u64,
     /// Of the hits, those that a learned list is the only reason for: the first request of each record that was warmed.
     pub warm_hits: u64,
@@ -29,7 +30,8 @@ pub struct Counters {
     pub misses: u64,
     /// Reads that speculation queued: each becomes one of `speculative_hits` or `speculative_losses`, or was not yet asked for.
     pub speculative_reads: u64,
-    /// Of the reads that speculation queued, those that gave way, begun or not, before anybody asked for their record.
+    /// Of the reads that speculation queued, those that gave way or were withdrawn, begun or not, before anybody asked for
+    /// their record.
     pub speculative_losses: u64,
     /// Records that left the cache for another.
     pub evictions: u64,

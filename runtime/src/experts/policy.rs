@@ -80,6 +80,11 @@ impl Policy {
         self.slots[slot as usize] = self.rank_if_used(record);
     }
 
+    /// `record`, in `slot`, is no longer expected to be used.
+    pub(super) fn disappoint(&mut self, slot: u32, record: u32) {
+        self.slots[slot as usize] = self.ranks[record as usize];
+    }
+
     /// `record`, in `slot`, is used.
     pub(super) fn touch(&mut self, slot: u32, record: u32) {
         let rank = self.rank_if_used(record);

@@ -47,18 +47,20 @@ enum Class {
     Evictable,
     /// A speculative read that has not begun.
     Speculated,
+    /// What a speculative read brought, until somebody asks for it or the guess is withdrawn.
+    Guessed,
     /// A step will ask for it.
     Promised,
     /// Somebody uses it.
     Busy,
 }
 
-const CLASSES: usize = 5;
+const CLASSES: usize = 6;
 
 /// Whose slots may be taken for another record, in this order: for speculation, for a prefetch, for a pin.
 const BY_SPECULATION: &[Class] = &[Class::Free, Class::Evictable];
-const BY_PREFETCH: &[Class] = &[Class::Free, Class::Evictable, Class::Speculated];
-const BY_PIN: &[Class] = &[Class::Free, Class::Evictable, Class::Speculated, Class::Promised];
+const BY_PREFETCH: &[Class] = &[Class::Free, Class::Evictable, Class::Speculated, Class::Guessed];
+const BY_PIN: &[Class] = &[Class::Free, Class::Evictable, Class::Speculated, Class::Guessed, Class::Promised];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Slot {
@@ -162,6 +164,7 @@ impl Slots {
             State::Queued | State::Ready if 0 < it.pins + it.holds => Class::Busy,
             State::Queued | State::Ready if it.is_promised => Class::Promised,
             State::Queued => Class::Speculated,
+            State::Ready if it.origin == Some(Origin::Speculation) => Class::Guessed,
             State::Ready => Class::Evictable,
         };
         let (from, at) = (it.class, it.at);
@@ -199,11 +202,38 @@ impl Slots {
         self.read_ahead(records, Origin::Demand)
     }
 
-    /// Queues reads of `records` that a step may pin, while slots can be had. How many were queued.
-    pub(super) fn speculate(&mut self, records: impl Iterator<Item = u32> + Clone) -> usize {
-        let before = self.uses.speculative_reads;
-        self.read_ahead(records, Origin::Speculation);
-        usize::try_from(self.uses.speculative_reads - before).expect("fewer reads than slots")
+    /// Queues reads of `records` that a step may pin, while slots can be had. How many of `records`, from the first on, are
+    /// here or queued.
+    pub(super) fn speculate(&mut self, records: impl Iterator<Item = u32>) -> usize {
+        self.read_ahead(records, Origin::Speculation)
+    }
+
+    /// Nobody expects `records` any longer: of those that were guessed and are not promised, unbegun reads are dropped, and the
+    /// others are the first to leave.
+    pub(super) fn withdraw(&mut self, records: impl Iterator<Item = u32>) {
+        for record in records {
+            if let Some(slot) = self.find(record).filter(|it| !self.slot(*it).is_promised) {
+                self.withdraw_slot(slot);
+            }
+        }
+    }
+
+    fn withdraw_slot(&mut self, slot: u32) {
+        let Slot { state, record, origin, .. } = *self.slot(slot);
+        match state {
+            _ if origin != Some(Origin::Speculation) => {}
+            State::Queued => {
+                self.queue.remove(slot);
+                self.forget(slot);
+                self.edit(slot, |it| it.state = State::Empty);
+            }
+            State::Reading | State::Ready => {
+                self.uses.speculative_losses += 1;
+                self.policy.disappoint(slot, record);
+                self.edit(slot, |it| it.origin = None);
+            }
+            State::Empty | State::Failed => {}
+        }
     }
 
     /// Queues a read of `record` into an empty slot. False if there is none.
@@ -368,7 +398,7 @@ impl Slots {
         true
     }
 
-    /// Forgets what a failed or cancelled step announced and held: promises, holds and queued reads.
+    /// Forgets what a failed or cancelled step announced and held: promises, guesses, holds and queued reads.
     pub(super) fn abandon(&mut self) {
         while let Some(slot) = self.queue.pop() {
             self.forget(slot);
@@ -377,6 +407,7 @@ impl Slots {
         for slot in 0..self.len() {
             let slot = u32::try_from(slot).expect("counted in u32");
             self.edit(slot, |it| (it.holds, it.is_promised) = (0, false));
+            self.withdraw_slot(slot);
         }
     }
 

@@ -9,6 +9,7 @@ use super::super::slots::{Pin, Slots, State};
 enum Op {
     Prefetch(&'static [u32]),
     Speculate(&'static [u32]),
+    Withdraw(&'static [u32]),
     /// Pin, wait for the record, use it, unpin.
     Use(u32),
     /// Use the second while the first is pinned; give the second up if there is no slot for it.
@@ -110,6 +111,10 @@ impl World {
             }
             (Op::Speculate(list), _) => {
                 next.slots.speculate(list.iter().copied());
+                return vec![next.with(at, rest, At::Begin)];
+            }
+            (Op::Withdraw(list), _) => {
+                next.slots.withdraw(list.iter().copied());
                 return vec![next.with(at, rest, At::Begin)];
             }
             (Op::Release(record), _) => {
@@ -233,7 +238,7 @@ fn explore(world: World) -> usize {
 
 #[test]
 fn no_interleaving_breaks_a_pin_or_gets_stuck() {
-    use Op::{Abandon, Keep, Prefetch, Release, Speculate, Use, UseBoth};
+    use Op::{Abandon, Keep, Prefetch, Release, Speculate, Use, UseBoth, Withdraw};
     let explored = [
         // A step and another thread's, with a failing read.
         explore(World::new(
@@ -261,6 +266,13 @@ fn no_interleaving_breaks_a_pin_or_gets_stuck() {
         // Two pins at a time, and holds.
         explore(World::new(2, 1, 0, &[&[Prefetch(&[0, 1]), UseBoth(0, 1)], &[UseBoth(1, 2)]])),
         explore(World::new(2, 1, 1, &[&[Keep(0), Use(1), Release(0)], &[Speculate(&[2]), Use(1), Use(2)]])),
+        // Guesses that come true, that do not, and that are withdrawn while they are read.
+        explore(World::new(
+            2,
+            1,
+            1,
+            &[&[Speculate(&[0, 1]), Withdraw(&[1]), Speculate(&[2]), Use(0)], &[Use(1), Abandon, Use(2)]],
+        )),
         // Three threads.
         explore(World::new(2, 1, 1, &[&[Prefetch(&[0]), Use(0)], &[Use(1), Use(2)], &[Use(0)]])),
     ];

@@ -98,9 +98,11 @@ fn speculation_is_counted_apart() {
     assert_eq!((found.speculative_reads, found.speculative_hits), (3, 1));
     assert_eq!((found.hits, found.misses, found.reads), (1, 1, 4));
     assert_eq!(found.bytes, 4 * u64::from(BYTES));
-    // Nothing that is pinned or promised leaves for speculation.
+    // Nothing that is pinned, promised or guessed leaves for speculation.
     let _pinned = cache.acquire(1, 4, &RUN).unwrap();
     cache.prefetch(1, &[1]);
+    assert_eq!(cache.speculate(1, &[7, 8, 9]), 0);
+    cache.withdraw(1, &[0, 2]);
     assert_eq!(cache.speculate(1, &[7, 8, 9]), 2);
     settle(&cache);
     assert!(cache.peek(1, 1).is_some() && cache.peek(1, 4).is_some());

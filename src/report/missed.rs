@@ -25,7 +25,7 @@ struct Price {
     also: &'static str,
 }
 
-const PRICES: [Price; 7] = [
+const PRICES: [Price; 8] = [
     Price { pass: "fuse-glu", steps: 2, passes: 4, also: "x is read twice" },
     Price { pass: "merge-linears", steps: 1, passes: 0, also: "x is read once more" },
     Price { pass: "fuse-epilogue", steps: 1, passes: 2, also: "" },
@@ -37,10 +37,16 @@ const PRICES: [Price; 7] = [
         passes: 0,
         also: "tables are built once an expert, not once a token",
     },
+    Price {
+        pass: "lookahead-experts",
+        steps: 0,
+        passes: 0,
+        also: "the next layer's experts are read when its own router names them",
+    },
     Price { pass: "legalize-vq", steps: 0, passes: 0, also: "the plan cannot be made" },
 ];
 
-const ADVICE: [Advice; 23] = [
+const ADVICE: [Advice; 26] = [
     Advice {
         reason: "second use",
         change: "another op reads the value in between, so it must exist: let that op read the fused result, or drop the use in the front end",
@@ -132,6 +138,18 @@ const ADVICE: [Advice; 23] = [
     Advice {
         reason: "which tables do not add",
         change: "move the bias or activation behind the sum of the experts, or store these matrices plainly",
+    },
+    Advice {
+        reason: "router is no linear of its own",
+        change: "the router stands in a merged matrix: another input through it would compute its neighbours' rows too; disable merge-linears to guess",
+    },
+    Advice {
+        reason: "router reads another kind of activations",
+        change: "the layers' routers read inputs of two dtypes: store both routers in one kind of numbers",
+    },
+    Advice {
+        reason: "adds or ranks by what is no weight",
+        change: "a guess has the weights of the next router alone: what is computed between the layers is not there yet",
     },
 ];
 

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use waste_kernels::{CpuFeatures, Isa, KernelTable};
+use waste_kernels::{CpuFeatures, KernelTable};
 use waste_plan::schema::{Plan, PortName, Program, StateKind, Step, StepKind};
 
 use crate::arena::{Call, Spaces, ThreadScratch};
@@ -32,8 +32,8 @@ pub struct SessionOptions {
     pub threads: usize,
     /// Processors to pin threads to, by thread; empty: wherever the system puts them.
     pub cpus: Vec<usize>,
-    /// The best kernel tier to use.
-    pub isa: Isa,
+    /// What the kernels may use of the processor: [`CpuFeatures::detect`], or less.
+    pub cpu: CpuFeatures,
     /// Refuse to open above this many bytes.
     pub max_mem: Option<u64>,
     /// Check the CRC of every weight before the first result.
@@ -44,6 +44,22 @@ pub struct SessionOptions {
     pub profile: bool,
     /// How experts are streamed, if the plan has any in files.
     pub experts: ExpertOptions,
+}
+
+impl Default for SessionOptions {
+    /// One thread wherever the system puts it, the best kernels, weights verified, no limit of memory.
+    fn default() -> Self {
+        Self {
+            threads: 1,
+            cpus: Vec::new(),
+            cpu: CpuFeatures::detect(),
+            max_mem: None,
+            verify: true,
+            check_finite: false,
+            profile: false,
+            experts: ExpertOptions::default(),
+        }
+    }
 }
 
 /// One token of a batch: `(row, id)`.
@@ -139,7 +155,7 @@ impl Session {
         }
         Ok(Self {
             spaces: Spaces::new(&plan, loaded.weights())?,
-            table: KernelTable::new(CpuFeatures::detect().capped(options.isa)),
+            table: KernelTable::new(options.cpu),
             team: Team::new(options.threads.max(1), move |i| {
                 if let Some(cpu) = cpus.get(i) {
                     crate::sys::pin_thread(*cpu);

@@ -179,7 +179,7 @@ pub(crate) fn setup(
     let options = SessionOptions {
         threads,
         cpus,
-        isa,
+        cpu: CpuFeatures::detect().capped(isa),
         max_mem: limits.max_mem.map(|it| it.0),
         verify: !args.no_verify,
         check_finite: args.check_finite,

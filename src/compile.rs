@@ -314,7 +314,7 @@ fn finish(
         expert_slots: options.expert_slots,
     };
     let mut plan = waste_codegen::plan(&verified, &request)?;
-    experts::name_banks(&mut plan, &origin.sources)?;
+    experts::name_banks(&mut plan, &origin.sources, origin.files.and_then(ModelFiles::container))?;
     clock.lap("plan");
     validate(&plan).map_err(|errors| CompileError::Invalid { errors })?;
     if let Some(limit) = options.max_mem {
@@ -380,10 +380,11 @@ impl Compiled {
     /// Writes the plan file at `path`: under a temporary name, synced, then renamed. Returns the plan as written.
     ///
     /// # Errors
-    /// [`CompileError::File`].
+    /// [`CompileError::File`], and [`CompileError::Format`] where stored weights are no numbers.
     pub fn write(&self, path: &Path, embed: bool, progress: &dyn Progress) -> Result<Plan, CompileError> {
         let mut plan = self.plan.clone();
         self.refuse_source(path)?;
+        weights::check(&plan, &self.sources)?;
         self.relative_sources(&mut plan, path);
         if !embed {
             weights::checksums(&mut plan, &self.sources, progress);
@@ -397,8 +398,9 @@ impl Compiled {
     /// The plan with its weights packed in memory, ready for a session.
     ///
     /// # Errors
-    /// [`CompileError::Runtime`].
+    /// [`CompileError::Runtime`], and [`CompileError::Format`] where stored weights are no numbers.
     pub fn load(&self, progress: &dyn Progress) -> Result<LoadedPlan, CompileError> {
+        weights::check(&self.plan, &self.sources)?;
         let mut plan = self.plan.clone();
         let mut bytes = vec![0u8; usize::try_from(plan.memory.weights).unwrap_or(usize::MAX)];
         let mut crcs = vec![0; plan.weights.len()];

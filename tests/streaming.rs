@@ -87,7 +87,8 @@ fn the_same_bits_whatever_the_cache_holds() {
                     (2, true, false, 3, Isa::Amx),
                     (3, false, true, 2, Isa::Amx),
                 ] {
-                    let experts = ExpertOptions { slots: Some(slots), readers, direct, verify };
+                    let experts =
+                        ExpertOptions { slots: Some(slots), readers, direct, verify, exclusive: false };
                     let found = hash(&logits(&loaded, &Run { threads, isa, step: 0, experts }));
                     assert_eq!(
                         &found,

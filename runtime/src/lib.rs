@@ -6,6 +6,7 @@
 //! | `session`, `walk` | the accepted history of each row; steps as transactions; the way through a program |
 //! | `needs` | bytes that a plan needs and moves |
 //! | `saved` | a row of a session as a file |
+//! | `learned` | which experts sessions used, as a file |
 //! | `exec` | one tile of one step |
 //! | `team` | threads that walk a program together |
 //! | `arena`, `weights` | memory and the views of it |
@@ -22,6 +23,7 @@ mod arena;
 mod error;
 mod exec;
 pub mod experts;
+mod learned;
 mod loaded;
 mod look;
 mod needs;
@@ -38,6 +40,7 @@ mod walk;
 pub mod weights;
 
 pub use error::RuntimeError;
+pub use learned::{Learned, Warmed};
 pub use loaded::{LoadedPlan, pack_weight};
 pub use look::{StepView, Values};
 pub use needs::{needed_bytes, needed_bytes_with};

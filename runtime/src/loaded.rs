@@ -19,6 +19,8 @@ use crate::weights::{MappedFile, WeightBytes};
 pub struct LoadedPlan {
     /// The file, for messages.
     name: Arc<str>,
+    /// The file, if there is one.
+    path: Option<Arc<Path>>,
     /// The folder that paths of sources are relative to.
     folder: Arc<Path>,
     plan: Arc<Plan>,
@@ -50,7 +52,8 @@ impl LoadedPlan {
         }
         let name = Arc::from(path.to_string_lossy());
         let folder = Arc::from(path.parent().unwrap_or(Path::new("")));
-        Ok(Self { name, folder, plan: Arc::new(plan), weights, ir, text })
+        let path = Some(Arc::from(path));
+        Ok(Self { name, path, folder, plan: Arc::new(plan), weights, ir, text })
     }
 
     /// A plan that was never written to a file, with its packed weights; paths of its sources are relative to the working folder.
@@ -71,6 +74,7 @@ impl LoadedPlan {
         buffer.bytes_mut()[..weights.len()].copy_from_slice(weights);
         Ok(Self {
             name: Arc::from("(in memory)"),
+            path: None,
             folder: Arc::from(Path::new("")),
             plan: Arc::new(plan),
             weights: WeightBytes::Owned(Arc::new(buffer)),
@@ -83,6 +87,12 @@ impl LoadedPlan {
     #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// The file that it was opened from, if there is one.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
     }
 
     /// The final graphs as text, and the pass report; empty if the file has none.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use waste_plan::schema::{Place, Plan, Program, State, StateKind, StepKind};
 
-/// Bytes of packed weights that `program` multiplies with, each counted once.
+/// Bytes of packed weights that `program` multiplies with, each counted once; experts are counted as they are used.
 pub(crate) fn weight_bytes(plan: &Plan, program: &Program) -> u64 {
     let linears = program.steps.iter().filter(|it| {
         matches!(

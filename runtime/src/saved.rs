@@ -212,7 +212,7 @@ impl<'a> Saved<'a> {
 }
 
 /// The first line that differs.
-fn same(found: &str, expected: &str) -> Result<(), String> {
+pub(crate) fn same(found: &str, expected: &str) -> Result<(), String> {
     if found == expected {
         return Ok(());
     }

@@ -71,7 +71,7 @@ pub struct Counters {
     pub barriers: u64,
     /// Tiles carried out, by all threads.
     pub tiles: u64,
-    /// Bytes of packed weights read, by the plan.
+    /// Bytes of packed weights multiplied with: by the plan, and of experts those that had a token.
     pub weight_bytes: u64,
     /// Bytes of caches read and written, by the plan.
     pub state_bytes: u64,
@@ -239,6 +239,11 @@ impl Session {
         self.experts.as_ref().map(ExpertSource::counters)
     }
 
+    /// The experts of files, if the plan has any.
+    pub(crate) const fn expert_source(&self) -> Option<&ExpertSource> {
+        self.experts.as_ref()
+    }
+
     /// Measured time of each step, if it was asked for.
     #[must_use]
     pub fn profile(&self) -> Option<&Profile> {
@@ -306,8 +311,8 @@ impl Session {
         self.fill_inputs(batch, want);
         let call = Call { tokens: as_u32(batch.len()), want: as_u32(want.len()) };
         self.counters.forwards_scheduled += 1;
-        self.walk(program, call, onlooker)?;
-        self.accept(program, batch, call)?;
+        let expert_bytes = self.walk(program, call, onlooker)?;
+        self.accept(program, batch, call, expert_bytes)?;
         self.counters.allocations += thread_allocations() - before;
         Ok(())
     }
@@ -424,13 +429,13 @@ impl Session {
         wanted.iter_mut().zip(want).for_each(|(to, it)| *to = as_i32(*it));
     }
 
-    /// All threads walk the program together.
+    /// All threads walk the program together; how many bytes of experts' matrices they multiplied with.
     fn walk(
         &mut self,
         program: usize,
         call: Call,
         onlooker: Option<&mut dyn Onlooker>,
-    ) -> Result<(), RuntimeError> {
+    ) -> Result<u64, RuntimeError> {
         let steps = &self.plan.programs[program].steps;
         let claims = &self.claims[program];
         claims.iter().for_each(|it| it.store(0, Ordering::Relaxed));
@@ -442,6 +447,7 @@ impl Session {
             halves: &self.halves,
             experts: self.experts.as_ref(),
             cancel: &self.cancel,
+            expert_bytes: AtomicU64::new(0),
         };
         if let Some(experts) = exec.experts {
             experts.begin();
@@ -511,6 +517,7 @@ impl Session {
         self.counters.barriers += self.team.run(&job)?;
         self.counters.tiles += tiles.into_inner() as u64;
         self.counters.allocations += allocations.into_inner();
+        let expert_bytes = exec.expert_bytes.load(Ordering::Relaxed);
         if let Some(experts) = &self.experts {
             match experts.end(self.cancel.load(Ordering::Relaxed)) {
                 Ok(()) | Err(ExpertError::Cancelled) => {}
@@ -525,7 +532,7 @@ impl Session {
             return Err(error);
         }
         match bad_step.into_inner() {
-            u32::MAX => Ok(()),
+            u32::MAX => Ok(expert_bytes),
             at => {
                 let step = &self.plan.programs[program].steps[at as usize];
                 let what = format!("the result of step {at} ({}, op {})", step.kind.name(), step.op);
@@ -535,7 +542,13 @@ impl Session {
     }
 
     /// Advances the cursors after the finite check of the logits.
-    fn accept(&mut self, program: usize, batch: &[Token], call: Call) -> Result<(), RuntimeError> {
+    fn accept(
+        &mut self,
+        program: usize,
+        batch: &[Token],
+        call: Call,
+        expert_bytes: u64,
+    ) -> Result<(), RuntimeError> {
         let offset = self.plan.ports[self.port(PortName::Finite)].offset;
         let finite = self.spaces.port_i32s(offset, call.want as usize);
         if let Some(row) = finite.iter().position(|it| *it != 1) {
@@ -551,7 +564,7 @@ impl Session {
             // Positions read, and one written.
             self.counters.state_bytes += (u64::from(*len) + 1) * self.position_bytes;
         }
-        self.counters.weight_bytes += self.weight_bytes[program];
+        self.counters.weight_bytes += self.weight_bytes[program] + expert_bytes;
         self.last = call;
         self.counters.forwards_useful += 1;
         self.counters.tokens += u64::from(call.tokens);

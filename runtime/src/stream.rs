@@ -34,11 +34,13 @@ pub struct ExpertOptions {
     pub direct: bool,
     /// Compare the CRC of every record that is read.
     pub verify: bool,
+    /// Refuse to share the files with other sessions, of this process or another; none of theirs opens then.
+    pub exclusive: bool,
 }
 
 impl Default for ExpertOptions {
     fn default() -> Self {
-        Self { slots: None, readers: 2, direct: true, verify: false }
+        Self { slots: None, readers: 2, direct: true, verify: false, exclusive: false }
     }
 }
 
@@ -116,7 +118,11 @@ impl ExpertSource {
             let path = loaded.folder().join(&plan.sources[source].path);
             let file = match &files[source] {
                 Some(file) => Arc::clone(file),
-                None => Arc::new(ExpertFile::open(&path, options.direct)?),
+                None => {
+                    let file = ExpertFile::open(&path, options.direct)?;
+                    file.lock(options.exclusive)?;
+                    Arc::new(file)
+                }
             };
             files[source] = Some(Arc::clone(&file));
             let bytes = u32::try_from(bank.bytes).expect("validated banks");
@@ -168,6 +174,11 @@ impl ExpertSource {
             self.cache.abandon();
         }
         failure.map_or(Ok(()), Err)
+    }
+
+    /// The cache itself.
+    pub(crate) const fn cache(&self) -> &ExpertCache {
+        &self.cache
     }
 
     /// What the cache counted so far.

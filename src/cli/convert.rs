@@ -78,14 +78,14 @@ pub(crate) fn run(args: &ConvertArgs, cx: &Cx) -> Result<(), CliError> {
     Ok(())
 }
 
-fn parse_code(text: &str) -> Result<VqCode, String> {
+pub(super) fn parse_code(text: &str) -> Result<VqCode, String> {
     VqCode::from_name(text).ok_or_else(|| {
         let names: Vec<&str> = VqCode::ALL.iter().map(|it| it.name()).collect();
         format!("expected one of {}", names.join(", "))
     })
 }
 
-fn parse_trunk(text: &str) -> Result<TrunkFormat, String> {
+pub(super) fn parse_trunk(text: &str) -> Result<TrunkFormat, String> {
     TrunkFormat::from_name(text)
         .ok_or_else(|| format!("expected one of {}", TrunkFormat::ALL.map(TrunkFormat::name).join(", ")))
 }

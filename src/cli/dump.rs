@@ -109,6 +109,9 @@ fn of_plan(loaded: &LoadedPlan, stage: &str) -> Result<Shown, CliError> {
 /// The table of the passes as the `ir` section has it, and what was missed.
 fn pass_report(ir: &str, graphs: usize) -> String {
     let lines = comments(ir);
+    if lines.is_empty() {
+        return "the plan holds no report\n".to_owned();
+    }
     let table: String = lines.iter().map(|it| format!("{it}\n")).collect();
     format!("{table}\n{}", missed::report(&read(lines), graphs))
 }

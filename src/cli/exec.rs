@@ -16,6 +16,7 @@ use waste_runtime::{LoadedPlan, Session, Trace, needed_bytes_with};
 use super::args::{Form, LimitArgs, MachineArgs, SamplingArgs};
 use super::cx::Cx;
 use super::error::CliError;
+use super::learn::LearnArgs;
 use super::open;
 use super::outcome::{Outcome, hex};
 use super::prompts::{Given, PromptArgs};
@@ -44,6 +45,8 @@ pub(crate) struct GenerateArgs {
     /// Continue the session in FILE, if there is one, with the prompt, and save it there
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
+    #[command(flatten)]
+    learn: LearnArgs,
     /// Print the SHA-256 of the logits that tokens were chosen from, a line for each prompt
     #[arg(long)]
     hash: bool,
@@ -105,7 +108,9 @@ pub(crate) fn execute(
         }
         session.start_trace(MOST_SLICES);
     }
+    let learning = args.learn.begin(&mut session, loaded)?;
     let load_time = start.elapsed();
+    let experts_before = session.expert_counters();
 
     let rules = Rules { hash: args.hash, ..rules(loaded.plan(), tokenizer.as_ref(), &args.sampling, limits) };
     let is_live = args.form == Form::Text;
@@ -116,6 +121,7 @@ pub(crate) fn execute(
         let ids = [&prompts[0].ids[..], &generation.rows[0].ids[..]].concat();
         session.save(0, &ids, path)?;
     }
+    learning.iter().try_for_each(|it| it.end(&session))?;
 
     if let Some(path) = &args.trace {
         write_trace(&session, path, cx)?;
@@ -127,7 +133,8 @@ pub(crate) fn execute(
         texts: &texts,
         generation: &generation,
         counters: session.counters(),
-        experts: session.expert_counters(),
+        experts: session.expert_counters().zip(experts_before).map(|(now, before)| now.since(&before)),
+        learning: learning.as_ref(),
         setup: &setup,
         seed: sampling.seed,
         load_time,

@@ -1,4 +1,5 @@
-//! `waste info`: this machine as `waste` sees it, and which limit or missing extension is why.
+//! `waste info`: this machine as `waste` sees it, and which limit or missing extension is why; or what one of its disks reads
+//! (`storage`).
 
 use std::fmt::Write as _;
 
@@ -13,6 +14,7 @@ use super::args::{Backend, Cpus, Form, MachineArgs, StreamArgs};
 use super::cx::Cx;
 use super::error::CliError;
 use super::open;
+use super::storage::{self, StorageArgs};
 
 /// Arguments of `waste info`.
 #[derive(Args, Debug)]
@@ -26,12 +28,17 @@ pub(crate) struct InfoArgs {
     /// cpu, or its best tier to use: cpu:portable, cpu:avx2, cpu:avx512, cpu:vnni, cpu:amx; on Arm cpu:neon, cpu:dotprod, cpu:i8mm
     #[arg(long, value_name = "BACKEND")]
     backend: Option<Backend>,
+    #[command(flatten)]
+    storage: StorageArgs,
     /// The form of the result
     #[arg(short = 'o', long = "output", value_name = "FORM", value_enum, default_value = "text")]
     form: Form,
 }
 
 pub(crate) fn run(args: &InfoArgs, cx: &Cx) -> Result<(), CliError> {
+    if let Some(path) = &args.storage.storage {
+        return storage::run(path, &args.storage, args.form, cx);
+    }
     let machine = Machine::detect();
     let settled = MachineArgs {
         threads: args.threads,

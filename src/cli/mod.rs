@@ -26,11 +26,13 @@ mod error;
 mod eval;
 mod exec;
 mod info;
+mod learn;
 mod open;
 mod outcome;
 mod plan;
 mod prompts;
 mod run;
+mod storage;
 mod tokenize;
 mod verify;
 

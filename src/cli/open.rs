@@ -6,6 +6,7 @@ use std::path::Path;
 use waste::compile::experts::CacheSizes;
 use waste::compile::{CompileOptions, Compiled, compile};
 use waste::embedded;
+use waste::formats::container::Coding;
 use waste::formats::{ModelFiles, shown};
 use waste::text::{Tokenizer, TokenizerSpec};
 use waste_ir::{Module, parse_module};
@@ -69,6 +70,25 @@ pub(crate) fn open_model(model: &Path, cx: &Cx) -> Result<ModelFiles, CliError> 
     Ok(ModelFiles::open(model, cx.env.hub().as_ref())?)
 }
 
+/// As [`open_model`], of a model whose weights need not be there; see [`ModelFiles::open_to_plan`].
+///
+/// # Errors
+/// As [`ModelFiles::open_to_plan`], or if the embedded model cannot be unpacked.
+pub(crate) fn open_model_to_plan(
+    model: &Path,
+    coding: Option<Coding>,
+    cx: &Cx,
+) -> Result<ModelFiles, CliError> {
+    if model.exists() {
+        return Ok(ModelFiles::open_to_plan(model, coding)?);
+    }
+    let files = open_model(model, cx)?;
+    if coding.is_none() {
+        return Ok(files);
+    }
+    Ok(ModelFiles::open_to_plan(files.folder(), coding)?)
+}
+
 /// Compiles a model, without packing its weights.
 ///
 /// # Errors
@@ -110,14 +130,14 @@ pub(crate) fn open_plan_as(path: &Path, options: &CompileOptions) -> Result<Load
     Ok(loaded)
 }
 
-/// What to say of a plan whose model was trained for fewer positions than it has.
-pub(crate) fn beyond_training(plan: &Plan) -> Option<String> {
+/// Says of a plan if it has more positions than its model was trained for.
+pub(crate) fn note_training(plan: &Plan, quiet: bool, cx: &Cx) {
     let (ctx, trained) = (plan.options.ctx, plan.model.ctx_trained);
-    (ctx > trained && trained > 0).then(|| {
-        format!(
+    if ctx > trained && trained > 0 && !quiet {
+        cx.note(&format!(
             "waste: note: {ctx} positions, the model was trained for {trained}: text may degrade beyond those"
-        )
-    })
+        ));
+    }
 }
 
 /// A plan file opened, or a model compiled and packed in memory.
@@ -186,6 +206,7 @@ pub(crate) fn setup(
             readers: usize::from(args.stream.read_threads),
             direct: !args.stream.buffered,
             verify: args.stream.verify,
+            exclusive: args.stream.exclusive_open,
         },
     };
     Ok(Setup { options, threads: said, isa })

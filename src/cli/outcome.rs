@@ -9,6 +9,7 @@ use waste_plan::schema::Plan;
 use waste_runtime::{Counters, experts, needed_bytes_with, sys};
 
 use super::exec::stop_note;
+use super::learn::Learning;
 use super::open::Setup;
 
 /// All that is known once a generation has ended.
@@ -20,6 +21,8 @@ pub(crate) struct Outcome<'a> {
     pub(crate) counters: Counters,
     /// Of the expert cache, if the plan has one.
     pub(crate) experts: Option<experts::Counters>,
+    /// What earlier runs taught, if that was asked for.
+    pub(crate) learning: Option<&'a Learning>,
     pub(crate) setup: &'a Setup,
     pub(crate) seed: u64,
     /// From the start of the command to the first step.
@@ -45,7 +48,8 @@ impl Outcome<'_> {
                 "decode": pace_json(&self.generation.decode),
             },
             "counters": self.counters_json(),
-            "experts": self.experts.map(|it| experts_json(&it)),
+            "experts": self.experts.map(|it| experts_json(&it, self.step_time())),
+            "learned": self.learning.map(Learning::json),
             "memory": {
                 "needed_bytes": needed_bytes_with(self.plan, self.setup.options.threads, self.setup.options.experts.slots),
                 "stated_peak_bytes": self.plan.memory.peak(),
@@ -53,6 +57,11 @@ impl Outcome<'_> {
             },
         });
         format!("{value}\n")
+    }
+
+    /// The time of all steps.
+    fn step_time(&self) -> Duration {
+        self.generation.prompt.time + self.generation.decode.time
     }
 
     fn counters_json(&self) -> Value {
@@ -89,12 +98,18 @@ impl Outcome<'_> {
         ));
         if let Some(it) = &self.experts {
             lines.push(format!(
-                "experts: {} reads, {} MiB, {:.1} % hits, {:.0} ms waited",
+                "experts: {} reads, {} MiB at {:.2} GB/s, {:.1} % hits; reads in flight in {:.0} % of the time that \
+                 computes, {:.0} ms waited",
                 grouped(it.reads),
                 grouped(it.bytes >> 20),
+                it.gb_per_s(),
                 it.hit_rate() * 100.0,
+                it.overlap(self.step_time()) * 100.0,
                 it.waiting.as_secs_f64() * 1e3,
             ));
+        }
+        if let (Some(learning), Some(experts)) = (self.learning, &self.experts) {
+            lines.push(learning.note(experts));
         }
         lines.push(format!(
             "cpu:{}; {}; memory {} MiB; seed {}",
@@ -110,9 +125,10 @@ impl Outcome<'_> {
     }
 }
 
-fn experts_json(it: &experts::Counters) -> Value {
+fn experts_json(it: &experts::Counters, steps: Duration) -> Value {
     json!({
         "hits": it.hits,
+        "warm_hits": it.warm_hits,
         "misses": it.misses,
         "evictions": it.evictions,
         "reads": it.reads,
@@ -123,6 +139,8 @@ fn experts_json(it: &experts::Counters) -> Value {
         "waiting_ms": it.waiting.as_secs_f64() * 1e3,
         "reading_ms": it.reading.as_secs_f64() * 1e3,
         "overlapped_ms": it.overlapped.as_secs_f64() * 1e3,
+        "read_gb_per_s": it.gb_per_s(),
+        "reading_share_of_compute": it.overlap(steps),
     })
 }
 

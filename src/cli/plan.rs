@@ -6,19 +6,25 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
+use waste::compile::compile;
 use waste::compile::experts::CacheSizes;
+use waste::formats::container::{Coding, TrunkFormat, VqCode};
 use waste::formats::grouped;
 use waste::report::budget::{self, Trace};
 use waste_plan::schema::{Memory, PEAK_THREADS, Plan};
 use waste_runtime::{needed_bytes, needed_bytes_with};
 
 use super::args::{Form, LimitArgs, ShapeArgs, TargetArg, read_text};
+use super::convert::{parse_code, parse_trunk};
 use super::cx::Cx;
 use super::error::CliError;
 use super::open;
 
 /// Arguments of `waste plan`.
 #[derive(Args, Debug)]
+#[command(after_help = "\
+    Nothing of a model's weights is read, and they need not be there: the manifest of a container is enough, or a config.json \
+    of a model with routed experts, which is planned as the container that 'waste convert' would make of it.")]
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     target: TargetArg,
@@ -26,6 +32,12 @@ pub(crate) struct PlanArgs {
     shape: ShapeArgs,
     #[command(flatten)]
     limits: LimitArgs,
+    /// Plan the checkpoint as 'waste convert' would store its routed experts: vq3r, vq2r or vq4p
+    #[arg(long, value_name = "CODE", value_parser = parse_code)]
+    experts: Option<VqCode>,
+    /// As --experts, of all other matrices: q8g, q4g, q3g or f32
+    #[arg(long, value_name = "FORMAT", value_parser = parse_trunk)]
+    trunk: Option<TrunkFormat>,
     /// What the disk with the experts reads, in GB/s: adds the pace that it allows
     #[arg(long, value_name = "GB/S", value_parser = positive_float)]
     nvme: Option<f64>,
@@ -42,13 +54,28 @@ fn positive_float(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "expected a number above 0".to_owned())
 }
 
+impl PlanArgs {
+    /// How the checkpoint is to be converted, if that is asked for.
+    fn coding(&self) -> Option<Coding> {
+        if self.experts.is_none() && self.trunk.is_none() {
+            return None;
+        }
+        let usual = Coding::default();
+        Some(Coding {
+            experts: self.experts.unwrap_or(usual.experts),
+            trunk: self.trunk.unwrap_or(usual.trunk),
+        })
+    }
+}
+
 pub(crate) fn run(args: &PlanArgs, cx: &Cx) -> Result<(), CliError> {
     let target = &args.target.target;
     let options = args.shape.options(&args.limits, 1);
     let plan = if open::is_plan(target) {
         open::open_plan_as(target, &options)?.plan().clone()
     } else {
-        open::compile_model(target, &options, cx)?.plan
+        let files = open::open_model_to_plan(target, args.coding(), cx)?;
+        compile(&files, &options, &mut |_| {})?.plan
     };
     let least = CacheSizes::of(&plan).map(|it| args.limits.expert_cache.map_or(it.floor, u64::from));
     let needs = needed_bytes_with(&plan, 1, least);
@@ -156,6 +183,12 @@ fn as_text(plan: &Plan) -> String {
     line("text", memory.text, "");
     if memory.expert_slots > 0 {
         line("expert cache", memory.experts, &format!("{} records", grouped(memory.expert_slots)));
+    }
+    if let Some(it) = CacheSizes::of(plan) {
+        let records = |n: u64| (n.saturating_mul(it.slot_bytes), grouped(n));
+        let ((bytes, n), (all, count)) = (records(it.working_set), records(it.all));
+        line("  working set", bytes, &format!("{n} records: the experts of a token in all layers"));
+        line("  all experts", all, &format!("{count} records"));
     }
     line("each thread", memory.thread, "");
     line("floor, 1 thread", floor(plan), "no placement can do with less");

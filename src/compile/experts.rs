@@ -6,13 +6,24 @@ use waste_runtime::needed_bytes_with;
 
 use super::CompileError;
 use crate::formats::Source;
+use crate::formats::container::{Bank, Container};
 
-/// Layer and first codebook of each bank, as its first record names them; the runtime compares every record with that.
+/// Layer and first codebook of each bank: as the tables of `container` have them, or as the first record names them; the runtime
+/// compares every record with that.
 ///
 /// # Errors
 /// If a file ends before the header.
-pub(super) fn name_banks(plan: &mut Plan, sources: &[Source]) -> Result<(), CompileError> {
+pub(super) fn name_banks(
+    plan: &mut Plan,
+    sources: &[Source],
+    container: Option<&Container>,
+) -> Result<(), CompileError> {
     for bank in &mut plan.banks {
+        let is_it = |it: &&Bank| it.file() == bank.source as usize;
+        if let Some(known) = container.and_then(|it| it.banks().values().find(is_it)) {
+            (bank.layer, bank.codebooks) = (known.layer(), known.codebook_base());
+            continue;
+        }
         let source = &sources[bank.source as usize];
         let header = usize::try_from(bank.offset).ok().and_then(|at| source.bytes().get(at..at + HEADER));
         let (layer, codebooks) =

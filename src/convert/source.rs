@@ -11,11 +11,8 @@ use serde_json::Value as Json;
 
 use super::matrix::{Matrix, names};
 use super::{ConvertError, Result};
-use crate::formats::container::{Expert, Geometry, MatrixKind};
+use crate::formats::container::{Expert, Geometry, MatrixKind, text_config};
 use crate::formats::{Format, FormatError, Item, ModelFiles, parse_config};
-
-/// What stands before the tensors of the text model where the configuration holds several models.
-const TEXT_PREFIX: &str = "language_model.";
 
 /// How families name the matrices of experts: the part before the expert's number, then gate, up and down.
 const NAMES: [(&str, [&str; 3]); 2] = [
@@ -165,25 +162,6 @@ fn expert_name(
     kind: MatrixKind,
 ) -> String {
     format!("{prefix}model.layers.{layer}.{part}.{expert}.{}.weight", names[kind as usize])
-}
-
-/// The configuration of the text model, its prefix, and how the weights are quantised, which a container's no longer are. A
-/// configuration around that of the text model is kept as `_outer`.
-fn text_config(text: &[u8]) -> (Json, &'static str, Json) {
-    // Parsed once before, when the files were opened.
-    let Ok(Json::Object(mut outer)) = serde_json::from_slice(text) else {
-        return (Json::Null, "", Json::Null);
-    };
-    let of_outer = outer.remove("quantization_config");
-    let (mut config, prefix) = match outer.remove("text_config") {
-        Some(Json::Object(mut inner)) => {
-            inner.insert("_outer".to_owned(), Json::Object(outer));
-            (inner, TEXT_PREFIX)
-        }
-        _ => (outer, ""),
-    };
-    let quantization = config.remove("quantization_config").or(of_outer);
-    (Json::Object(config), prefix, quantization.unwrap_or_default())
 }
 
 /// Rows and columns of a block of fp8; `None` if what is stated is no such thing.

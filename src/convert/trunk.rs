@@ -1,10 +1,6 @@
 //! Everything but the routed experts: tensor by tensor to trunk.bin, in groups of 128 inputs with one f16 scale each.
 //!
-//! | tensor | stored as |
-//! |---|---|
-//! | not two-dimensional, or of fewer than 4096 elements | f32 |
-//! | embedding, head, routers | q8g at least |
-//! | other matrices | as asked |
+//! Which format a tensor gets follows from its name and shape ([`TrunkTensor`]'s `place`).
 //!
 //! scale = max|w| / Q as f16 stores it, Q = 127, 7, 3; q = round-half-even(w / scale), clamped.
 //!
@@ -17,13 +13,7 @@ use rayon::prelude::*;
 
 use super::matrix::Matrix;
 use super::{ConvertError, Result};
-use crate::formats::container::{DEFAULT_GROUP, TrunkFormat, TrunkTensor};
-
-/// Matrices below stay in f32: they weigh nothing, and some are read as vectors.
-const MIN_ELEMENTS: u64 = 4096;
-
-/// Tensors begin at multiples of this.
-const ALIGN: u64 = 64;
+use crate::formats::container::{TRUNK_ALIGN, TrunkFormat, TrunkTensor};
 
 /// Rows that are quantised together.
 const ROWS: u64 = 256;
@@ -38,29 +28,12 @@ fn most(fmt: TrunkFormat) -> f32 {
     }
 }
 
-/// The format of a tensor where `asked` is that of most matrices.
-fn format_of(matrix: &Matrix<'_>, asked: TrunkFormat) -> TrunkFormat {
-    let elements = matrix.rows() * matrix.cols();
-    if matrix.shape().len() != 2 || elements < MIN_ELEMENTS || asked == TrunkFormat::F32 {
-        return TrunkFormat::F32;
-    }
-    let is_fine = ["embed_tokens.weight", "lm_head.weight", ".gate.weight"];
-    if is_fine.iter().any(|it| matrix.name().ends_with(it)) { TrunkFormat::Q8G } else { asked }
-}
-
 /// The table of a trunk of `tensors`, in their order, and its length in bytes.
 pub(super) fn table(tensors: &[Matrix<'_>], asked: TrunkFormat) -> (Vec<TrunkTensor>, u64) {
     let mut at = 0u64;
     let place = |matrix: &Matrix<'_>| {
-        let fmt = format_of(matrix, asked);
-        let shape = if matrix.shape().is_empty() { vec![1] } else { matrix.shape().to_vec() };
-        let mut tensor = TrunkTensor { fmt, shape, group: DEFAULT_GROUP, offset: at, scale_offset: 0 };
-        at += tensor.payload_bytes();
-        if fmt != TrunkFormat::F32 {
-            tensor.scale_offset = at;
-            at += tensor.scale_bytes();
-        }
-        at = at.next_multiple_of(ALIGN);
+        let tensor;
+        (tensor, at) = TrunkTensor::place(matrix.name(), matrix.shape().to_vec(), asked, at);
         tensor
     };
     let table = tensors.iter().map(place).collect();
@@ -92,8 +65,8 @@ pub(super) fn write(
     }
     out.write_all(&scales).map_err(io)?;
     let end = tensor.payload_bytes() + tensor.scale_bytes();
-    let padding = index(end.next_multiple_of(ALIGN) - end);
-    out.write_all(&[0; ALIGN as usize][..padding]).map_err(io)
+    let padding = index(end.next_multiple_of(TRUNK_ALIGN) - end);
+    out.write_all(&[0; TRUNK_ALIGN as usize][..padding]).map_err(io)
 }
 
 /// The bytes of `row`, and its scales.

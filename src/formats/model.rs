@@ -15,7 +15,7 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 use super::config::parse_config;
-use super::container::{self, Container};
+use super::container::{self, Coding, Container};
 use super::error::{FormatError, Item, Result, shown};
 use super::gguf;
 use super::hub::{HubCache, RepoName, several};
@@ -23,6 +23,9 @@ use super::meta::Meta;
 use super::safetensors::{self, ForeignTensor};
 use super::source::{FileStamp, Source, read_small};
 use super::tensor::TensorInfo;
+
+/// The configuration of a checkpoint.
+const CONFIG: &str = "config.json";
 
 const MAX_CONFIG: u64 = 1 << 20;
 const MAX_TEXT: u64 = 64 << 20;
@@ -118,6 +121,32 @@ impl ModelFiles {
         Self::open_path(&hub.resolve(&name)?)
     }
 
+    /// Opens a model to plan it: any path that [`ModelFiles::open`] takes, and also a container of which only the manifest is there, and a
+    /// `config.json`, or a folder with it and without weights, as the container that it would be converted to. With `coding`, a
+    /// checkpoint that is there is planned as such a container too; without it, one is coded as `convert` does by default.
+    ///
+    /// # Errors
+    /// As [`ModelFiles::open`]; if a configuration is of no model with routed experts.
+    pub fn open_to_plan(model: &Path, coding: Option<Coding>) -> Result<Self> {
+        let has_manifest = model.join(container::MANIFEST).is_file();
+        if has_manifest && coding.is_none() {
+            return Ok(Self::from_opened_container(model, Container::open_to_plan(model)?));
+        }
+        let is_config = model.is_file() && model.file_name().is_some_and(|it| it == CONFIG);
+        let config = if is_config { model.to_path_buf() } else { model.join(CONFIG) };
+        let is_bare = is_config || !has_manifest && config.is_file() && main_file(model).is_err();
+        if !is_bare && coding.is_none() {
+            return Self::open(model, None);
+        }
+        let text = read_small(&config, MAX_CONFIG)?.ok_or_else(|| {
+            FormatError::not_a_model(model, "no checkpoint with a config.json, which would be converted")
+        })?;
+        let folder = folder_of(&config);
+        let file = shown(&config.to_string_lossy());
+        let declared = Container::declare(&folder, &file, &text, coding.unwrap_or_default())?;
+        Ok(Self::from_opened_container(&folder, declared))
+    }
+
     fn open_path(path: &Path) -> Result<Self> {
         if path.is_dir() && path.join(container::MANIFEST).exists() {
             return Self::from_container(path);
@@ -145,7 +174,10 @@ impl ModelFiles {
     }
 
     fn from_container(folder: &Path) -> Result<Self> {
-        let container = Container::open(folder)?;
+        Ok(Self::from_opened_container(folder, Container::open(folder)?))
+    }
+
+    fn from_opened_container(folder: &Path, container: Container) -> Self {
         let mut opened = Opened::default();
         opened.sources = container.sources().to_vec();
         // The files have no header; what says what they hold is the manifest.
@@ -153,7 +185,7 @@ impl ModelFiles {
         opened.extra.push(container.manifest().to_vec());
         let (folder, meta) = (folder.to_path_buf(), Arc::clone(container.config()));
         let container = Some(container);
-        Ok(Self { format: Format::Container, folder, opened, meta, generation: None, container })
+        Self { format: Format::Container, folder, opened, meta, generation: None, container }
     }
 
     fn from_safetensors(path: &Path, mut opened: Opened) -> Result<Self> {

@@ -1,7 +1,8 @@
-//! Files as bytes: mapped model files, and small side files read whole.
+//! Files as bytes: mapped model files, small side files read whole, and files that are only known by their length.
 //!
 //! Invariants
 //! - a [`Source`] never copies the file it stands for;
+//! - a source that is absent has a length and no bytes: enough to plan, never to pack or run;
 //! - a side file (config.json and the like) is refused above its cap before it is read.
 //!
 //! Deliberately absent: unsafe code (the memory map is `waste_runtime`'s) and any interpretation.
@@ -36,6 +37,7 @@ pub struct Source {
     path: PathBuf,
     bytes: Bytes,
     stamp: FileStamp,
+    is_absent: bool,
 }
 
 impl Source {
@@ -49,14 +51,33 @@ impl Source {
             return Err(FormatError::not_a_model(path, "not a regular file"));
         }
         let map = MappedFile::open(path).map_err(|err| FormatError::io(path, err))?;
-        Ok(Self { path: path.to_path_buf(), bytes: Arc::new(map), stamp: stamp_of(&meta) })
+        let stamp = stamp_of(&meta);
+        Ok(Self { path: path.to_path_buf(), bytes: Arc::new(map), stamp, is_absent: false })
     }
 
     /// Bytes in memory that stand for the file `name`: weights of graphs that are built by hand.
     #[must_use]
     pub fn from_bytes(name: &str, bytes: Vec<u8>) -> Self {
         let stamp = FileStamp { len: bytes.len() as u64, modified_ns: 0, inode: 0 };
-        Self { path: PathBuf::from(name), bytes: Arc::new(bytes), stamp }
+        Self { path: PathBuf::from(name), bytes: Arc::new(bytes), stamp, is_absent: false }
+    }
+
+    /// A file of `len` bytes that is not there, such as one that is yet to be downloaded or made.
+    pub(crate) fn absent(path: &Path, len: u64) -> Self {
+        let stamp = FileStamp { len, modified_ns: 0, inode: 0 };
+        Self { path: path.to_path_buf(), bytes: Arc::new([]), stamp, is_absent: true }
+    }
+
+    /// Whether only the length of the file is known.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        self.is_absent
+    }
+
+    /// Bytes of the file, there or not.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        if self.is_absent { self.stamp.len } else { self.bytes().len() as u64 }
     }
 
     /// Where the file is.

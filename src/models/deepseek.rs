@@ -14,6 +14,7 @@ use super::hybrid::{self, Config, Names};
 use super::keys::{self, activation, epsilon, get_positive, positive};
 use super::mla::{self, MlaConfig};
 use super::moe::{ExpertNames, MoeConfig, MoeKeys, MoeNames};
+use super::weights::has_tensor;
 use super::{ImportOptions, Result};
 
 /// Lowers a model of the family.
@@ -84,7 +85,7 @@ fn from_json(files: &ModelFiles) -> Result<Config> {
     refuse_variants(meta)?;
     let is_tied = match meta.get_bool("tie_word_embeddings")? {
         Some(it) => it,
-        None => files.get_tensor(HF.head)?.is_none(),
+        None => !has_tensor(files, HF.head),
     };
     let folder = files.folder().file_name().map(|it| it.to_string_lossy().into_owned());
     let moe = MoeConfig::read(meta, &KEYS)?;

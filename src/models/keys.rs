@@ -185,10 +185,17 @@ pub(super) const fn unary(act: Act) -> Option<UnaryKind> {
     }
 }
 
+/// Layers of a model that is only declared, at most: no tensors bound them.
+const MOST_DECLARED: usize = 4096;
+
 /// The number of layers that `key` says: at most as many as there are tensors.
 pub(super) fn layers(files: &ModelFiles, key: &str) -> Result<u32, FormatError> {
     let meta = files.meta();
-    let n_tensors = files.container().map_or(files.tensors().len(), |it| it.tensors().len());
+    let n_tensors = match files.container() {
+        Some(it) if it.declared().is_some() => MOST_DECLARED,
+        Some(it) => it.tensors().len(),
+        None => files.tensors().len(),
+    };
     let n = positive(meta, key)?;
     if n as usize > n_tensors {
         return Err(meta.refuse(key, format!("{n} layers, but there are {n_tensors} tensors")));

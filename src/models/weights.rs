@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 use waste_ir::{Dim, Module, SourceDecl, SourceId, Steps, TensorType, WeightId, WeightInit};
 use waste_plan::DType;
 
+use crate::formats::container::Container;
 use crate::formats::{ModelFiles, shown};
 
 use super::{ModelError, Result};
@@ -26,6 +27,8 @@ pub(super) struct Weights<'a> {
     files: &'a ModelFiles,
     sources: Vec<SourceId>,
     taken: BTreeSet<String>,
+    /// Where the next tensor of a trunk that was never made begins.
+    declared_end: u64,
 }
 
 /// A matrix and its bias.
@@ -40,7 +43,7 @@ impl<'a> Weights<'a> {
     pub(super) fn new(files: &'a ModelFiles) -> Self {
         let mut module = Module::default();
         let sources = source_decls(files).into_iter().map(|it| module.sources.push(it)).collect();
-        Self { module, files, sources, taken: BTreeSet::new() }
+        Self { module, files, sources, taken: BTreeSet::new(), declared_end: 0 }
     }
 
     /// The matrix `name` of `rows` × `cols`, in its stored type or one that kernels multiply.
@@ -73,7 +76,7 @@ impl<'a> Weights<'a> {
 
     /// The first `n` elements of the tensor `name`, whatever its shape, if it has `n` or `padded` in all.
     pub(super) fn flat(&mut self, name: &str, n: u32, padded: u32) -> Result<WeightId> {
-        let found = self.find(name)?;
+        let found = self.find(name, &[n])?;
         if ![u64::from(n), u64::from(padded)].contains(&found.shape.iter().product()) {
             return Err(self.wrong_shape(&found, &[n]));
         }
@@ -178,13 +181,16 @@ impl<'a> Weights<'a> {
     }
 
     /// The module, once all tensors were taken or are harmless.
-    pub(super) fn finish(self, is_harmless: impl Fn(&str) -> bool) -> Result<Module> {
+    pub(super) fn finish(mut self, is_harmless: impl Fn(&str) -> bool) -> Result<Module> {
         self.refuse_unknown(is_harmless)?;
+        if self.files.container().is_some_and(|it| it.declared().is_some()) {
+            self.module.sources[self.sources[Container::TRUNK]].bytes = self.declared_end;
+        }
         Ok(self.module)
     }
 
     fn take(&mut self, name: &str, shape: &[u32]) -> Result<Found> {
-        let found = self.find(name)?;
+        let found = self.find(name, shape)?;
         let expected: Vec<u64> = shape.iter().copied().map(u64::from).collect();
         if found.shape != expected {
             return Err(self.wrong_shape(&found, shape));

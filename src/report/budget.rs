@@ -65,11 +65,13 @@ impl Size {
     }
 }
 
-/// The sizes from the floor to all experts; empty for a plan without experts in files.
+/// The sizes from the floor to all experts, that of the plan among them; empty for a plan without experts in files.
 #[must_use]
 pub fn sizes(plan: &Plan, trace: Option<&Trace>) -> Vec<Size> {
     let Some(it) = CacheSizes::of(plan) else { return Vec::new() };
-    let steps = (0..=3).map(|k| it.floor + k * it.working_set).chain([it.all / 4, it.all / 2, it.all]);
+    let planned = plan.memory.expert_slots;
+    let steps =
+        (0..=3).map(|k| it.floor + k * it.working_set).chain([it.all / 4, it.all / 2, it.all, planned]);
     let mut slots: Vec<u64> = steps.map(|n| n.clamp(it.floor, it.all)).collect();
     slots.sort_unstable();
     slots.dedup();

@@ -76,6 +76,15 @@ pub fn layer_and_codebooks(record: &[u8]) -> Option<(u32, u32)> {
     Some((half(4)?, half(10)?))
 }
 
+/// The size in bytes that a record's header states, for a reader that knows nothing else; `None` if it is no such header.
+#[must_use]
+pub fn stated_bytes(record: &[u8]) -> Option<u64> {
+    if record.len() < HEADER || word(record, 0) != u64::from(MAGIC) {
+        return None;
+    }
+    Some(BLOCK * word(record, 16)).filter(|it| *it > 0)
+}
+
 /// The CRC-32 that the header of `record` states.
 ///
 /// # Panics
@@ -131,5 +140,7 @@ mod tests {
             assert!(check(&bad, &it).is_err(), "byte {at}");
         }
         assert!(check(&good[..40], &it).is_err());
+        assert_eq!(stated_bytes(&good), Some(2 * BLOCK));
+        assert_eq!((stated_bytes(&good[..40]), stated_bytes(&[0; HEADER])), (None, None));
     }
 }

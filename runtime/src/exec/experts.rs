@@ -162,7 +162,9 @@ impl Exec<'_> {
         let (experts, pairs) = (n_experts(step, self.call), self.call.rows(order.rows));
         let Some((expert, range)) = self.group(groups, part.rows.start, experts, pairs) else { return };
         let packing = self.spaces.packing_of(bank);
-        let w = columns_of(self.spaces.matrix_of(bank, expert), packing, bank.cols as usize, &part.cols);
+        let w = self.spaces.matrix_of(bank, expert);
+        self.count_expert(part, w.len());
+        let w = columns_of(w, packing, bank.cols as usize, &part.cols);
         for rows in chunks(range) {
             let x = self.pair_rows((x, order, gather), rows.clone(), scratch);
             let mut y = self.spaces.tile(&step.writes[0], rows, part.cols.clone());
@@ -184,6 +186,9 @@ impl Exec<'_> {
         let [x, gate_bank, up_bank, order, groups] = &step.reads[..] else { unreachable!("validated reads") };
         let (experts, pairs) = (n_experts(step, self.call), self.call.rows(order.rows));
         let Some((expert, range)) = self.group(groups, part.rows.start, experts, pairs) else { return };
+        for bank in [gate_bank, up_bank] {
+            self.count_expert(part, self.spaces.matrix_of(bank, expert).len());
+        }
         let (cols, most) = (part.cols.len(), GATHER_ROWS as usize);
         let (gate, scratch) = scratch.split_at_mut(most * cols);
         let (up, scratch) = scratch.split_at_mut(most * cols);

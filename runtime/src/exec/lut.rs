@@ -54,6 +54,7 @@ impl Exec<'_> {
         let Some(source) = self.experts else { return };
         // A record that is not there has failed the step already.
         let Some(record) = source.record(weight_id(bank), expert) else { return };
+        self.count_expert(part, record.indices().len() + record.scales().len());
         let k = bank.cols as usize;
         let block = k / VEC_DIM * ROW_BLOCK * layout.code.position_bytes();
         let indices = &record.indices()[part.cols.start / ROW_BLOCK * block..];

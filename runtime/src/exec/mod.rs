@@ -14,7 +14,7 @@ mod recurrent;
 mod rows;
 
 use std::ops::Range;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use waste_kernels::KernelTable;
 use waste_plan::schema::{Place, Situ, Step, StepKind};
@@ -37,6 +37,8 @@ pub(crate) struct Exec<'a> {
     /// Where experts come from, if the plan has any in files.
     pub(crate) experts: Option<&'a ExpertSource>,
     pub(crate) cancel: &'a AtomicBool,
+    /// Bytes of experts' matrices multiplied with so far, each matrix counted once a window.
+    pub(crate) expert_bytes: AtomicU64,
 }
 
 /// A tile: rows and columns of a step's first result.
@@ -182,6 +184,13 @@ impl Exec<'_> {
             | StepKind::ExpertRelease { .. } => {
                 unreachable!("handled above")
             }
+        }
+    }
+
+    /// Counts the matrices of an expert: in the first of the tiles that share them.
+    fn count_expert(&self, part: &Part, bytes: usize) {
+        if part.cols.start == 0 {
+            self.expert_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Uses {
     pub(super) hits: u64,
+    pub(super) warm_hits: u64,
     pub(super) misses: u64,
     pub(super) speculative_hits: u64,
     pub(super) speculative_reads: u64,
@@ -19,6 +20,8 @@ pub(super) struct Uses {
 pub struct Counters {
     /// Requests for a record that was in the cache, or being read, because of an earlier request or a learned list.
     pub hits: u64,
+    /// Of the hits, those that a learned list is the only reason for: the first request of each record that was warmed.
+    pub warm_hits: u64,
     /// Requests for a record that was there, or being read, only because of speculation: the first request of each.
     pub speculative_hits: u64,
     /// Requests whose record was read for them, by a prefetch or on the spot.
@@ -48,6 +51,12 @@ impl Counters {
         share(self.hits as f64, (self.hits + self.speculative_hits + self.misses) as f64)
     }
 
+    /// 10⁹ bytes a second of records, over the time in which a read was in flight; 0 if none was.
+    #[must_use]
+    pub fn gb_per_s(&self) -> f64 {
+        share(self.bytes as f64 / 1e9, self.reading.as_secs_f64())
+    }
+
     /// Share of the time not spent waiting in which a read was in flight, 0 … 1, in a run that took `wall` and whose
     /// counters these are (see [`Counters::since`]).
     #[must_use]
@@ -60,6 +69,7 @@ impl Counters {
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             hits: self.hits - earlier.hits,
+            warm_hits: self.warm_hits - earlier.warm_hits,
             speculative_hits: self.speculative_hits - earlier.speculative_hits,
             misses: self.misses - earlier.misses,
             speculative_reads: self.speculative_reads - earlier.speculative_reads,
@@ -140,6 +150,7 @@ impl Clock {
         self.advance();
         Counters {
             hits: uses.hits,
+            warm_hits: uses.warm_hits,
             speculative_hits: uses.speculative_hits,
             misses: uses.misses,
             speculative_reads: uses.speculative_reads,

@@ -7,7 +7,7 @@
 //! Deliberately absent: unbuffered reads on Windows, where they are buffered; mapping.
 
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -115,6 +115,25 @@ impl ExpertFile {
     #[must_use]
     pub fn access(&self) -> &Access {
         &self.access
+    }
+
+    /// Locks the file until it is dropped, without waiting: with others that read it, or alone. The lock is advice that only
+    /// those who lock heed. Where the system has no locks, only being alone is refused.
+    ///
+    /// # Errors
+    /// If another reader is alone with it, or, to be alone, if there is any other.
+    pub fn lock(&self, alone: bool) -> Result<(), ExpertError> {
+        let locked = if alone { self.file.try_lock() } else { self.file.try_lock_shared() };
+        let message = match locked {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) if alone => {
+                "others are reading it, and it was to be read alone".to_owned()
+            }
+            Err(TryLockError::WouldBlock) => "somebody reads it alone".to_owned(),
+            Err(TryLockError::Error(_)) if !alone => return Ok(()),
+            Err(TryLockError::Error(error)) => format!("cannot be locked: {error}"),
+        };
+        Err(ExpertError::File { path: self.path.to_path_buf(), message })
     }
 
     fn version(&self) -> std::sync::MutexGuard<'_, Version> {

@@ -103,7 +103,7 @@ impl Policy {
         sampled
     }
 
-    /// Uses of `record` so far, learned ones included.
+    /// Uses of `record` since the cache was opened.
     pub(super) fn uses(&self, record: u32) -> u32 {
         self.uses[record as usize]
     }
@@ -114,7 +114,6 @@ impl Policy {
         let share = f64::from(uses) / total.max(1) as f64;
         let score = share * self.half_life / std::f64::consts::LN_2;
         self.ranks[record as usize] = libm::log2(score) + self.now as f64 / self.half_life;
-        self.uses[record as usize] = uses;
     }
 }
 

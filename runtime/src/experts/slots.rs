@@ -272,7 +272,11 @@ impl Slots {
         };
         self.queue.remove(slot);
         match self.slot(slot).origin {
-            None | Some(Origin::Warming) => self.uses.hits += 1,
+            None => self.uses.hits += 1,
+            Some(Origin::Warming) => {
+                self.uses.hits += 1;
+                self.uses.warm_hits += 1;
+            }
             Some(Origin::Speculation) => self.uses.speculative_hits += 1,
             Some(Origin::Demand) => self.uses.misses += 1,
         }

@@ -148,7 +148,7 @@ impl Bank {
             let found = format!("{} bytes for {} experts", entry.bytes, entry.experts);
             return Err(bad(format!("{found}, expected {expected} bytes each")));
         }
-        let end = source.bytes().len() as u64;
+        let end = source.size();
         if end < entry.bytes {
             let item = Item::key(&format!("layers.{layer}"));
             return Err(FormatError::Truncated {

@@ -18,11 +18,14 @@
 //! Records are checked when they are asked for ([`Container::record`]) or all at once ([`Container::check_headers`]):
 //! a bank may hold a hundred thousand of them, and planning needs none.
 //!
+//! To plan, a container may lack files, or be no more than what a configuration would be converted to (`declare`).
+//!
 //! Deliberately absent: what the tensors mean (`models`), reading records fast (the runtime's reader threads), the vision
 //! tower, `usage.waste` and chat prefixes.
 
 mod bank;
 mod codebooks;
+mod declare;
 mod geometry;
 mod manifest;
 mod record;
@@ -34,13 +37,16 @@ use std::sync::Arc;
 
 pub use bank::{Bank, BankEntry, BankMatrix, Expert, MatrixKind};
 pub use codebooks::{BOOK_FORMAT, BOOK_HEADER, BOOK_MAGIC};
+pub use declare::Coding;
+pub(crate) use declare::text_config;
 pub(crate) use geometry::Geometry;
 pub use record::{RECORD_ALIGN, RECORD_HEADER, RECORD_MAGIC, Record, RecordFault};
+pub(crate) use trunk::{ALIGN as TRUNK_ALIGN, MAX_DIM as MAX_TRUNK_DIM};
 pub use trunk::{DEFAULT_GROUP, TrunkFormat, TrunkTensor};
 pub use waste_plan::vq::{ROW_BLOCK, VEC_DIM, VqCode};
 
 use self::codebooks::Codebooks;
-use super::error::{FormatError, Item, Result};
+use super::error::{FormatError, Item, Result, shown};
 use super::meta::Meta;
 use super::source::Source;
 
@@ -59,6 +65,8 @@ pub struct Container {
     codebooks: Codebooks,
     /// trunk.bin, codebooks.bin, then the banks by layer.
     sources: Vec<Source>,
+    /// The format of most matrices of a trunk that was never made; its tensors are those that a front end asks for.
+    declared: Option<TrunkFormat>,
 }
 
 impl Container {
@@ -67,22 +75,32 @@ impl Container {
     /// # Errors
     /// Any [`FormatError`], with file, tensor or key, and offset.
     pub fn open(folder: &Path) -> Result<Self> {
+        Self::open_with(folder, &|path, _| Source::open(path))
+    }
+
+    /// As [`Container::open`], with `file` giving a file of a path and the length that the manifest asks for.
+    fn open_with(folder: &Path, file: &dyn Fn(&Path, u64) -> Result<Source>) -> Result<Self> {
         let manifest::Parsed { text, config, arch, prefix, code, trunk, layers } = manifest::read(folder)?;
-        let trunk_file = Source::open(&folder.join("trunk.bin"))?;
+        let path = folder.join("trunk.bin");
+        let trunk_file = file(&path, trunk::extent(&shown(&path.to_string_lossy()), &trunk)?)?;
         let trunk = trunk::table(&trunk_file, trunk)?;
-        let codebook_file = Source::open(&folder.join("codebooks.bin"))?;
+        let books = |it: &(u32, BankEntry)| it.1.codebook_base.saturating_add(3 * code.stages() as u64);
+        let books = layers.iter().map(books).max().unwrap_or(0);
+        let codebook_bytes = books.saturating_mul(codebooks::book_bytes(code));
+        let codebook_file = file(&folder.join("codebooks.bin"), codebook_bytes)?;
         let codebooks = Codebooks::new(code, &codebook_file);
         let mut sources = vec![trunk_file, codebook_file];
         let geometry = Geometry::of_config(&config)?;
         let mut banks = BTreeMap::new();
         for (layer, entry) in geometry.match_layers(&config, layers)? {
-            let source = Source::open(&folder.join(&entry.file))?;
+            let source = file(&folder.join(&entry.file), entry.bytes)?;
             let bank = Bank::new(layer, sources.len(), &geometry, code, entry, &source)?;
             codebooks.check(&sources[1], bank.codebook_base(), 3 * code.stages() as u32)?;
             sources.push(source);
             banks.insert(layer, bank);
         }
-        Ok(Self { config: Arc::new(config), text, arch, prefix, trunk, banks, codebooks, sources })
+        let config = Arc::new(config);
+        Ok(Self { config, text, arch, prefix, trunk, banks, codebooks, sources, declared: None })
     }
 
     /// The model's configuration: config.json's keys, nested ones dotted.

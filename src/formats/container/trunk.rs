@@ -19,8 +19,17 @@ use crate::formats::source::Source;
 /// Inputs of a group where the manifest does not say.
 pub const DEFAULT_GROUP: u64 = 128;
 
+/// Matrices below stay in f32: they weigh nothing, and some are read as vectors.
+const MIN_ELEMENTS: u64 = 4096;
+
+/// How the names of matrices end that are stored in 8 bits at least.
+const FINE: [&str; 3] = ["embed_tokens.weight", "lm_head.weight", ".gate.weight"];
+
+/// Tensors begin at multiples of this.
+pub(crate) const ALIGN: u64 = 64;
+
 /// Elements of a dimension at most.
-const MAX_DIM: u64 = 1 << 26;
+pub(crate) const MAX_DIM: u64 = 1 << 26;
 
 const SUPPORTED: &str = "0 (f32), 2 (q8g), 3 (q4g) and 7 (q3g) are";
 
@@ -110,6 +119,33 @@ pub struct TrunkTensor {
 }
 
 impl TrunkTensor {
+    /// The tensor `name` in a trunk most of whose matrices are stored as `asked`, the first that begins at byte `at` or after;
+    /// and where the next begins.
+    ///
+    /// | tensor | stored as |
+    /// |---|---|
+    /// | not two-dimensional, of one row or column, or of fewer than 4096 elements | f32 |
+    /// | embedding, head, routers | q8g at least |
+    /// | other matrices | as asked |
+    pub(crate) fn place(name: &str, shape: Vec<u64>, asked: TrunkFormat, at: u64) -> (Self, u64) {
+        // One row or column is a vector, whatever the checkpoint calls it.
+        let is_matrix = shape.len() == 2 && !shape.contains(&1) && shape[0] * shape[1] >= MIN_ELEMENTS;
+        let is_fine = FINE.iter().any(|it| name.ends_with(it));
+        let fmt = match asked {
+            TrunkFormat::Q4G | TrunkFormat::Q3G if is_matrix && is_fine => TrunkFormat::Q8G,
+            _ if is_matrix => asked,
+            _ => TrunkFormat::F32,
+        };
+        let shape = if shape.is_empty() { vec![1] } else { shape };
+        let mut tensor = Self { fmt, shape, group: DEFAULT_GROUP, offset: at, scale_offset: 0 };
+        let mut end = at + tensor.payload_bytes();
+        if fmt != TrunkFormat::F32 {
+            tensor.scale_offset = end;
+            end += tensor.scale_bytes();
+        }
+        (tensor, end.next_multiple_of(ALIGN))
+    }
+
     /// The number of rows: the product of all dimensions but the last.
     #[must_use]
     pub fn rows(&self) -> u64 {
@@ -199,10 +235,26 @@ fn index(at: u64) -> usize {
     usize::try_from(at).expect("inside a mapped file")
 }
 
+/// Where the last of `entries` ends: the length of a trunk.bin that is not there.
+pub(super) fn extent(file: &str, entries: &[TrunkEntry]) -> Result<u64> {
+    let mut end = 0;
+    for entry in entries {
+        let tensor = tensor(file, entry)?;
+        let parts = [(tensor.offset, tensor.payload_bytes()), (tensor.scale_offset, tensor.scale_bytes())];
+        for (at, bytes) in parts {
+            let last = at.checked_add(bytes);
+            let last =
+                last.ok_or_else(|| malformed(file, &entry.name, at, "ends beyond 64 bits".to_owned()))?;
+            end = end.max(last);
+        }
+    }
+    Ok(end)
+}
+
 /// The checked table of `entries` over trunk.bin.
 pub(super) fn table(source: &Source, entries: Vec<TrunkEntry>) -> Result<BTreeMap<String, TrunkTensor>> {
     let file = source.name();
-    let end = source.bytes().len() as u64;
+    let end = source.size();
     let mut table = BTreeMap::new();
     let mut spans = Vec::with_capacity(2 * entries.len());
     for entry in entries {

@@ -37,8 +37,10 @@ impl Weights<'_> {
                 expected: expected.map(u64::from).to_vec(),
             });
         }
-        for expert in [0, bank.experts() - 1] {
-            container.record(bank, expert)?;
+        if !container.sources()[bank.file()].is_absent() {
+            for expert in [0, bank.experts() - 1] {
+                container.record(bank, expert)?;
+            }
         }
         let name = format!("{}{name}", container.prefix());
         let code = bank.code();

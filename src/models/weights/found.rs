@@ -2,7 +2,7 @@
 
 use waste_plan::{DType, grouped};
 
-use crate::formats::container::{Container, TrunkFormat, TrunkTensor};
+use crate::formats::container::{Container, MAX_TRUNK_DIM, TrunkFormat, TrunkTensor};
 use crate::formats::{FormatError, Item, ModelFiles, shown};
 
 use crate::models::{ModelError, Result};
@@ -11,6 +11,10 @@ use super::Weights;
 
 /// What kernels over integer codes take: whole groups of so many inputs.
 const CODES: u32 = 32;
+
+/// Elements of a tensor, and bytes of all of them, beyond which a configuration is taken for damage: no file bounds it.
+const MOST_ELEMENTS: u64 = 1 << 40;
+const MOST_DECLARED: u64 = 1 << 50;
 
 /// A tensor: its whole name, how it is stored and where.
 pub(super) struct Found {
@@ -38,11 +42,31 @@ impl Weights<'_> {
         has_tensor(self.files, name)
     }
 
-    /// The tensor `name`.
-    pub(super) fn find(&self, name: &str) -> Result<Found> {
-        if let Some(container) = self.files.container() {
+    /// The tensor `name`; in a trunk that was never made it has the shape `expected`.
+    pub(super) fn find(&mut self, name: &str, expected: &[u32]) -> Result<Found> {
+        let files = self.files;
+        if let Some(container) = files.container() {
             let name = whole(container, name);
-            return self.in_trunk(container.tensor(&name)?, name);
+            let Some(asked) = container.declared() else {
+                return self.in_trunk(container.tensor(&name)?, name);
+            };
+            let shape: Vec<u64> = expected.iter().copied().map(u64::from).collect();
+            let elements = shape.iter().try_fold(1u64, |n, it| n.checked_mul(*it));
+            let is_large = elements.is_none_or(|it| MOST_ELEMENTS < it)
+                || shape.iter().any(|it| MAX_TRUNK_DIM < *it)
+                || MOST_DECLARED < self.declared_end;
+            if is_large {
+                return Err(FormatError::Malformed {
+                    file: files.meta().file().to_owned(),
+                    item: Item::tensor(&name),
+                    offset: 0,
+                    reason: format!("shape {shape:?} is larger than any model"),
+                }
+                .into());
+            }
+            let (tensor, end) = TrunkTensor::place(&name, shape, asked, self.declared_end);
+            self.declared_end = end;
+            return self.in_trunk(&tensor, name);
         }
         let info = self.files.tensor(name)?;
         let (dtype, shape, offset) = (info.dtype, info.shape.clone(), info.offset);
@@ -102,7 +126,9 @@ impl Weights<'_> {
 /// Whether `files` have a tensor `name`, readable or not.
 pub(in crate::models) fn has_tensor(files: &ModelFiles, name: &str) -> bool {
     match files.container() {
-        Some(container) => container.tensors().contains_key(&whole(container, name)),
+        Some(container) => {
+            container.declared().is_some() || container.tensors().contains_key(&whole(container, name))
+        }
         None => !matches!(files.get_tensor(name), Ok(None)),
     }
 }

@@ -90,26 +90,65 @@ fn a_file_written_in_place_is_reported_and_a_retry_reads_it_as_it_is() {
 }
 
 #[test]
+fn many_share_a_file_and_one_has_it_alone() {
+    let folder = Folder::new("locks");
+    let path = folder.write("bank", &bank_bytes(2, BYTES));
+    for direct in [true, false] {
+        let open = || ExpertFile::open(&path, direct).unwrap();
+        let (first, second) = (open(), open());
+        first.lock(false).unwrap();
+        second.lock(false).unwrap();
+        let found = open().lock(true).unwrap_err().to_string();
+        assert!(
+            found.starts_with(&path.display().to_string()) && found.contains("others are reading"),
+            "{found}"
+        );
+        drop((first, second));
+        let alone = open();
+        alone.lock(true).unwrap();
+        for other in [false, true] {
+            assert!(open().lock(other).is_err(), "alone: {other}");
+        }
+        drop(alone);
+        open().lock(true).unwrap();
+    }
+}
+
+#[test]
 fn a_probe_reads_whole_records_at_random() {
     let folder = Folder::new("probe");
     let path = folder.write("bank", &bank_bytes(8, BYTES));
-    let file = ExpertFile::open(&path, true).unwrap();
-    let options = ProbeOptions {
-        record_bytes: BYTES as u32,
-        readers: 2,
-        rounds: 3,
-        round: Duration::from_millis(5),
-        seed: 1,
-    };
-    let found = probe(&file, &options).unwrap();
+    let file = Arc::new(ExpertFile::open(&path, true).unwrap());
+    let options = ProbeOptions { readers: 2, rounds: 3, round: Duration::from_millis(5), seed: 1 };
+    let found = probe(&[bank(1, file.clone(), BYTES as u32, 8)], &options).unwrap();
     let (low, high) = found.spread();
     assert_eq!(found.gb_per_s.len(), 3);
     assert!(0.0 < low && low <= found.median() && found.median() <= high, "{found:?}");
-    assert!(6 <= found.reads, "{found:?}");
-    let large = ProbeOptions { record_bytes: 9 * BYTES as u32, ..options };
-    assert!(probe(&file, &large).unwrap_err().to_string().contains("less than one record"));
+    assert!(6 <= found.reads() && found.bytes == found.reads() * BYTES as u64, "{found:?}");
+    let (half, most) = (found.latency(0.5), found.latency(1.0));
+    assert!(Duration::ZERO < half && half <= most && most <= found.time, "{half:?} {most:?}");
+    assert!(0.0 < found.reads_per_s());
+    assert!(
+        probe(&[bank(1, file, BYTES as u32, 9)], &options).unwrap_err().to_string().contains("truncated")
+    );
+    assert!(probe(&[], &options).unwrap_err().to_string().contains("at least one record"));
 
+    // All records of all banks, and nothing else.
     let shim = Shim::new(bank_bytes(8, BYTES), 4096);
+    let seen = Arc::new(Mutex::new(std::collections::BTreeSet::new()));
+    let log = Arc::clone(&seen);
+    shim.set(move |_, offset, room| {
+        log.lock().unwrap().insert((offset, room));
+        None
+    });
+    let halves = [0, 4].map(|first| Bank {
+        offset: first * BYTES as u64,
+        ..bank(u32::try_from(first).unwrap(), shim.clone(), BYTES as u32, 4)
+    });
+    probe(&halves, &options).unwrap();
+    let all = (0..8).map(|it| (it * BYTES as u64, BYTES)).collect();
+    let seen = seen.lock().unwrap().clone();
+    assert!(!seen.is_empty() && seen.is_subset(&all), "{seen:?}");
     shim.set(|call, _, _| (call == 5).then(|| Err(io::Error::other("gone"))));
-    assert!(probe(&*shim, &options).unwrap_err().to_string().ends_with(": gone"));
+    assert!(probe(&halves, &options).unwrap_err().to_string().ends_with(": gone"));
 }

@@ -39,8 +39,6 @@ fn gpt2s_vocabulary_gives_the_oracles_ids() {
     }
 }
 
-#[path = "support/scratch.rs"]
-mod scratch;
 mod support;
 #[path = "support/text_corpus.rs"]
 mod text_corpus;
@@ -49,7 +47,7 @@ mod text_vocab;
 #[path = "support/vocabularies.rs"]
 mod vocabularies;
 
-use support::gguf;
+use support::{gguf, scratch};
 
 /// SmolLM2-135M (Q4_1, as its package ships it) against the float64 references: logits, greedy text, ids of the oracle's strings;
 /// one hash over threads, chunks and tiers.
@@ -84,7 +82,10 @@ mod smollm2 {
         let oracle: serde_json::Value = serde_json::from_slice(&oracle).unwrap();
         let prompts: Vec<Prompt> = serde_json::from_value(oracle["prompts"].clone()).unwrap();
         let files = ModelFiles::open(&model, None).unwrap();
-        (Fixture { folder, files, prompts, logits, scratch: None }, rows.prompts.into_iter().map(|it| it.rows).collect())
+        (
+            Fixture { folder, files, prompts, logits, scratch: None },
+            rows.prompts.into_iter().map(|it| it.rows).collect(),
+        )
     }
 
     #[test]

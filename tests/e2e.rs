@@ -70,7 +70,10 @@ fn the_same_bits_however_it_runs() {
                     } else {
                         run(&loaded, &how, &prompts).iter().map(|it| hash(it)).collect()
                     };
-                    assert_eq!(found, alone, "{name}: chunk {chunk}, batch {batch}, {threads} threads, {tier}");
+                    assert_eq!(
+                        found, alone,
+                        "{name}: chunk {chunk}, batch {batch}, {threads} threads, {tier}"
+                    );
                 }
             }
         }

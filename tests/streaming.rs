@@ -4,14 +4,12 @@
 
 #[path = "support/models_made.rs"]
 mod made;
-#[path = "support/scratch.rs"]
-mod scratch;
 mod support;
 
 use std::path::Path;
 
 use made::{Made, VQ2R, VQ3R, VQ4P};
-use scratch::Scratch;
+use support::scratch::{self, Scratch};
 use support::{Run, f32s, hash, rel_l2, run, session, tiers};
 use waste::compile::{CompileOptions, compile};
 use waste::formats::ModelFiles;

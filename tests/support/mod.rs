@@ -5,7 +5,7 @@
 #[path = "../../runtime/kernels/tests/common/amx.rs"]
 mod amx;
 #[path = "scratch.rs"]
-mod scratch;
+pub(crate) mod scratch;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

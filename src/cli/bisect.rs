@@ -68,6 +68,8 @@ pub(crate) fn run(args: &BisectArgs, cx: &Cx) -> Result<(), CliError> {
     let mut setup = open::setup(&loaded, &args.machine, &args.limits, cx)?;
     // One turn of each loop over experts: a step in a loop is seen whole.
     setup.options.experts.slots = CacheSizes::of(loaded.plan()).map(|it| it.all);
+    // Without readers a window waits for all of them: each step of a loop is seen whole.
+    setup.options.experts.readers = 0;
     let mut session = Session::open(&loaded, &setup.options)?;
     cx.interrupt.cancels(session.cancel_flag())?;
     let mut errors = Errors::default();

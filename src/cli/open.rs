@@ -102,6 +102,12 @@ pub(crate) fn compile_model(model: &Path, options: &CompileOptions, cx: &Cx) -> 
 /// As [`open_plan`]; if a flag asks for another size than the plan was compiled for: it could only be ignored.
 pub(crate) fn open_plan_as(path: &Path, options: &CompileOptions) -> Result<LoadedPlan, CliError> {
     let loaded = open_plan(path)?;
+    if !options.lora.is_empty() {
+        let name = path.display();
+        return Err(CliError::Usage(format!(
+            "--lora: {name} is compiled already; compile the model with it"
+        )));
+    }
     let has = &loaded.plan().options;
     if let Some(ctx) = options.ctx.filter(|it| *it != has.ctx) {
         let name = path.display();

@@ -10,6 +10,7 @@ pub mod dtype;
 pub mod file;
 pub mod grouped;
 pub mod ids;
+pub mod low_rank;
 pub mod overlap;
 pub mod pack;
 pub mod record;
@@ -21,6 +22,7 @@ pub mod words;
 
 pub use dtype::{Block, DType, FX_GROUP, FxLayout, Math};
 pub use grouped::GroupedLayout;
+pub use low_rank::LowRank;
 pub use pack::{LANES, Packing};
 pub use vq::{LutLayout, Tables, VqCode};
 pub use words::{Act, RopeStyle, Scoring, StateKind, UnaryKind};

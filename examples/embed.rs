@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{path} needs {} bytes; at most {} are allowed", needed_bytes(loaded.plan(), 1), 1 << 30);
     let mut session = Session::open(&loaded, &options)?;
 
-    let greedy = SamplerOptions { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 };
+    let greedy = SamplerOptions::GREEDY;
     let prompts =
         [Prompt { ids: tokenizer.encode(&prompt)?, history: 0, budget: Some(24), sampling: greedy }];
     let rules =

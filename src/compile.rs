@@ -421,10 +421,11 @@ impl Compiled {
     /// Writes the plan file at `path`: under a temporary name, synced, then renamed. Returns the plan as written.
     ///
     /// # Errors
-    /// [`CompileError::File`].
+    /// [`CompileError::File`], and [`CompileError::Format`] where stored weights are no numbers.
     pub fn write(&self, path: &Path, embed: bool, progress: &dyn Progress) -> Result<Plan, CompileError> {
         let mut plan = self.plan.clone();
         self.refuse_source(path)?;
+        weights::check(&plan, &self.sources)?;
         self.relative_sources(&mut plan, path);
         if !embed {
             weights::checksums(&mut plan, &self.sources, progress);
@@ -438,8 +439,9 @@ impl Compiled {
     /// The plan with its weights packed in memory, ready for a session.
     ///
     /// # Errors
-    /// [`CompileError::Runtime`].
+    /// [`CompileError::Runtime`], and [`CompileError::Format`] where stored weights are no numbers.
     pub fn load(&self, progress: &dyn Progress) -> Result<LoadedPlan, CompileError> {
+        weights::check(&self.plan, &self.sources)?;
         let mut plan = self.plan.clone();
         let mut bytes = vec![0u8; usize::try_from(plan.memory.weights).unwrap_or(usize::MAX)];
         let mut crcs = vec![0; plan.weights.len()];

@@ -156,7 +156,7 @@ mod smollm2 {
             Chat::new(session, spec.build().unwrap(), template, None, waste::text::Zoned::default(), 0);
         let options = TurnOptions {
             budget: Some(60),
-            sampling: SamplerOptions { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 },
+            sampling: SamplerOptions::GREEDY,
             rules: Rules { stop_ids: vec![2], ..Rules::default() },
             stops: Vec::new(),
         };

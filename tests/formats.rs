@@ -42,6 +42,16 @@ pub(crate) fn sample() -> Gguf {
         .tensor("q4_0", &[64, 2], 2, &[4; 72])
         .tensor("q4_1", &[32, 1], 3, &[5; 20])
         .tensor("q8_0", &[32], 8, &[6; 34])
+        .tensor("r5_0", &[32, 2], 6, &[7; 44])
+        .tensor("r5_1", &[32], 7, &[8; 24])
+        .tensor("riq4_nl", &[64], 20, &[9; 36])
+        .tensor("riq4_xs", &[256], 23, &[10; 136])
+        .tensor("rk2", &[512], 10, &[11; 168])
+        .tensor("rk3", &[256, 2], 11, &[12; 220])
+        .tensor("rk4", &[256], 12, &[13; 144])
+        .tensor("rk5", &[256], 13, &[14; 176])
+        .tensor("rk6", &[256, 3], 14, &[15; 630])
+        .tensor("rmxfp4", &[96], 39, &[16; 51])
 }
 
 pub(crate) fn open(path: &Path) -> Result<ModelFiles, String> {
@@ -85,6 +95,16 @@ fn every_gguf_value_and_tensor_type_is_read() {
             (DType::Q4_0, vec![2, 64], 72),
             (DType::Q4_1, vec![1, 32], 20),
             (DType::Q8_0, vec![32], 34),
+            (DType::Q5_0, vec![2, 32], 44),
+            (DType::Q5_1, vec![32], 24),
+            (DType::Iq4Nl, vec![64], 36),
+            (DType::Iq4Xs, vec![256], 136),
+            (DType::Q2K, vec![512], 168),
+            (DType::Q3K, vec![2, 256], 220),
+            (DType::Q4K, vec![256], 144),
+            (DType::Q5K, vec![256], 176),
+            (DType::Q6K, vec![3, 256], 630),
+            (DType::Mxfp4, vec![96], 51),
         ];
         assert_eq!(table, want);
         for (name, byte) in [("f32", 1), ("f16", 2), ("bf16", 3), ("q4_0", 4), ("q4_1", 5), ("q8_0", 6)] {

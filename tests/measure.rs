@@ -157,7 +157,7 @@ fn info_lists_every_row_and_the_limit_that_set_the_threads() {
     assert_eq!((info["threads"].as_u64(), info["backend"].as_str()), (Some(3), Some("cpu:portable")));
     let kernels = info["kernels"].as_array().unwrap();
     assert!(30 < kernels.len() && kernels.iter().all(|it| it["tier"] == "portable"));
-    assert_eq!(info["tiers"].as_array().unwrap().len(), 5);
+    assert_eq!(info["tiers"].as_array().unwrap().len(), 8);
 
     let mut command = Command::new(env!("CARGO_BIN_EXE_waste"));
     let output = command.args(["info"]).env("WASTE_THREADS", "1").output().unwrap();

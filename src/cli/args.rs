@@ -296,21 +296,22 @@ fn positive() -> clap::builder::RangedI64ValueParser<u32> {
 }
 
 fn parse_temp(text: &str) -> Result<f64, String> {
-    number(text).filter(|it| *it >= 0.0).ok_or("expected a finite number from 0".to_owned())
+    sampling(text, |temperature| SamplerOptions { temperature, ..SamplerOptions::GREEDY })
 }
 
 fn parse_top_p(text: &str) -> Result<f64, String> {
-    let it = number(text).filter(|it| *it > 0.0 && *it <= 1.0);
-    it.ok_or("expected a number above 0 and at most 1".to_owned())
+    sampling(text, |top_p| SamplerOptions { top_p, ..SamplerOptions::GREEDY })
 }
 
 fn parse_min_p(text: &str) -> Result<f64, String> {
-    number(text).filter(|it| (0.0..=1.0).contains(it)).ok_or("expected a number from 0 to 1".to_owned())
+    sampling(text, |min_p| SamplerOptions { min_p, ..SamplerOptions::GREEDY })
 }
 
-/// A finite number.
-fn number(text: &str) -> Option<f64> {
-    text.parse().ok().filter(|it: &f64| it.is_finite())
+/// The number `text`, if a sampler takes it.
+fn sampling(text: &str, options: impl Fn(f64) -> SamplerOptions) -> Result<f64, String> {
+    let number = text.parse().map_err(|_| "expected a number".to_owned())?;
+    options(number).check().map_err(|err| err.to_string())?;
+    Ok(number)
 }
 
 fn parse_kv(text: &str) -> Result<DType, String> {

@@ -106,7 +106,9 @@ fn load(args: &ChatArgs, cx: &Cx) -> Result<LoadedPlan, CliError> {
     if open::is_plan(&args.target.target) {
         return open::open_plan_as(&args.target.target, &options);
     }
-    Ok(cached(&args.target.target, &args.keep, args.quiet, &options, cx)?.loaded)
+    let loaded = cached(&args.target.target, &args.keep, args.quiet, &options, cx)?.loaded;
+    open::note_training(loaded.plan(), args.quiet, cx);
+    Ok(loaded)
 }
 
 /// The tokenizer as data, and the template: that of the flag, else the model's own.

@@ -70,9 +70,7 @@ pub(crate) fn run(args: &CompileArgs, cx: &Cx) -> Result<(), CliError> {
     if args.timing {
         cx.note(&timing_table(&compiled));
     }
-    if let Some(note) = open::beyond_training(&compiled.plan).filter(|_| !args.quiet) {
-        cx.note(&note);
-    }
+    open::note_training(&compiled.plan, args.quiet, cx);
     let Some(path) = &args.output else {
         if !args.quiet {
             cx.note(&summary(&compiled.plan));

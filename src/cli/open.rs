@@ -119,14 +119,14 @@ pub(crate) fn open_plan_as(path: &Path, options: &CompileOptions) -> Result<Load
     Ok(loaded)
 }
 
-/// What to say of a plan whose model was trained for fewer positions than it has.
-pub(crate) fn beyond_training(plan: &Plan) -> Option<String> {
+/// Says of a plan if it has more positions than its model was trained for.
+pub(crate) fn note_training(plan: &Plan, quiet: bool, cx: &Cx) {
     let (ctx, trained) = (plan.options.ctx, plan.model.ctx_trained);
-    (ctx > trained && trained > 0).then(|| {
-        format!(
+    if ctx > trained && trained > 0 && !quiet {
+        cx.note(&format!(
             "waste: note: {ctx} positions, the model was trained for {trained}: text may degrade beyond those"
-        )
-    })
+        ));
+    }
 }
 
 /// A plan file opened, or a model compiled and packed in memory.

@@ -60,8 +60,11 @@ impl PlanArgs {
         if self.experts.is_none() && self.trunk.is_none() {
             return None;
         }
-        let (experts, trunk) = (self.experts.unwrap_or(VqCode::Vq3r), self.trunk.unwrap_or(TrunkFormat::Q8G));
-        Some(Coding { experts, trunk })
+        let usual = Coding::default();
+        Some(Coding {
+            experts: self.experts.unwrap_or(usual.experts),
+            trunk: self.trunk.unwrap_or(usual.trunk),
+        })
     }
 }
 

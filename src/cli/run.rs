@@ -62,6 +62,7 @@ pub(crate) fn run(args: &RunArgs, cx: &Cx) -> Result<(), CliError> {
     let options = args.shape.options(&args.limits, rows);
     let cached = || cached(&args.model, &args.keep, args.generate.quiet, &options, cx);
     let found = cached()?;
+    open::note_training(found.loaded.plan(), args.generate.quiet, cx);
     let execute =
         |loaded: &LoadedPlan| exec::execute(loaded, &given, &args.generate, &args.limits, start, cx);
     match (execute(&found.loaded), found.path) {
@@ -89,20 +90,6 @@ const MOST_ROWS: u32 = 8;
 /// # Errors
 /// Those of reading, compiling and loading; a cache that cannot be written is only noted.
 pub(crate) fn cached(
-    model: &Path,
-    args: &KeepArgs,
-    quiet: bool,
-    options: &CompileOptions,
-    cx: &Cx,
-) -> Result<Found, CliError> {
-    let found = find_or_compile(model, args, quiet, options, cx)?;
-    if let Some(note) = open::beyond_training(found.loaded.plan()).filter(|_| !quiet) {
-        cx.note(&note);
-    }
-    Ok(found)
-}
-
-fn find_or_compile(
     model: &Path,
     args: &KeepArgs,
     quiet: bool,

@@ -98,12 +98,15 @@ pub(super) fn chat_template(
     flag: Option<&Path>,
     target: &Path,
 ) -> Result<ChatTemplate, CliError> {
-    if let Some(path) = flag {
-        return Ok(ChatTemplate::for_tokenizer(&path.to_string_lossy(), read_text(path)?, spec)?);
-    }
-    spec.chat_template().cloned().ok_or_else(|| {
-        CliError::Input(format!("{}: has no chat template: give one with --template", target.display()))
-    })
+    let file = flag.unwrap_or(target).to_string_lossy();
+    let template = match flag {
+        Some(path) => ChatTemplate::for_tokenizer(&file, read_text(path)?, spec)?,
+        None => spec.chat_template().cloned().ok_or_else(|| {
+            CliError::Input(format!("{file}: has no chat template: give one with --template"))
+        })?,
+    };
+    template.check(&file)?;
+    Ok(template)
 }
 
 /// The tokenizer of a plan or model, as data.

@@ -4,7 +4,7 @@ use waste_plan::pack::PartBytes;
 use waste_plan::schema::{Plan, Weight};
 use waste_runtime::pack_weight;
 
-use crate::formats::Source;
+use crate::formats::{FormatError, Item, Source};
 use crate::progress::Progress;
 
 /// The stored parts of one weight; the verifier has bounded them by their sources.
@@ -45,6 +45,28 @@ impl Parts<'_> {
         let source = self.weight.parts[index].source as usize;
         &self.sources[source].bytes()[range(at)..range(at + len)]
     }
+}
+
+/// Looks for stored blocks that stand for no numbers.
+///
+/// # Errors
+/// [`FormatError::Malformed`] with the place of the first one.
+pub(super) fn check(plan: &Plan, sources: &[Source]) -> Result<(), FormatError> {
+    for weight in &plan.weights {
+        let parts = Parts { weight, sources };
+        for (index, part) in weight.parts.iter().enumerate() {
+            let refused = part.stored.refused_block(parts.part(index));
+            let Some((block, reason)) = refused else { continue };
+            let block_bytes = part.stored.block().map_or(0, |it| u64::from(it.bytes));
+            return Err(FormatError::Malformed {
+                file: sources[part.source as usize].name(),
+                item: Item::tensor(&weight.name),
+                offset: part.offset + block as u64 * block_bytes,
+                reason: format!("has {reason}"),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Calls `sink` with the index and packed bytes of every weight, in order.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 use super::config::parse_config;
-use super::container::{self, Coding, Container, TrunkFormat, VqCode};
+use super::container::{self, Coding, Container};
 use super::error::{FormatError, Item, Result, shown};
 use super::gguf;
 use super::hub::{HubCache, RepoName, several};
@@ -142,8 +142,8 @@ impl ModelFiles {
             FormatError::not_a_model(model, "no checkpoint with a config.json, which would be converted")
         })?;
         let folder = folder_of(&config);
-        let coding = coding.unwrap_or(Coding { experts: VqCode::Vq3r, trunk: TrunkFormat::Q8G });
-        let declared = Container::declare(&folder, &shown(&config.to_string_lossy()), &text, coding)?;
+        let file = shown(&config.to_string_lossy());
+        let declared = Container::declare(&folder, &file, &text, coding.unwrap_or_default())?;
         Ok(Self::from_opened_container(&folder, declared))
     }
 

@@ -65,7 +65,7 @@ fn byte_level(meta: &Meta) -> Result<TokenizerSpec> {
         pre_tokenizer: Some(pre.json()),
         spelling: Spelling::ByteLevel,
         tokens,
-        ..empty()
+        ..TokenizerSpec::empty()
     };
     with_special_ids(meta, spec, pre.add_bos)
 }
@@ -115,7 +115,7 @@ fn sentence(meta: &Meta) -> Result<TokenizerSpec> {
         pre_tokenizer: None,
         spelling: Spelling::Sentence { dummy_prefix },
         tokens,
-        ..empty()
+        ..TokenizerSpec::empty()
     };
     with_special_ids(meta, spec, true)
 }
@@ -205,21 +205,4 @@ fn with_special_ids(meta: &Meta, mut spec: TokenizerSpec, adds_bos: bool) -> Res
         spec.stop_ids.extend(special_id(meta, name)?);
     }
     spec.checked(meta.file())
-}
-
-fn empty() -> TokenizerSpec {
-    TokenizerSpec {
-        tokens: Vec::new(),
-        merges: Vec::new(),
-        unk: None,
-        flags: Flags::default(),
-        normalizer: None,
-        pre_tokenizer: None,
-        spelling: Spelling::ByteLevel,
-        prefix: Vec::new(),
-        suffix: Vec::new(),
-        bos: None,
-        stop_ids: Vec::new(),
-        chat: None,
-    }
 }

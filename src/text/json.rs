@@ -150,16 +150,8 @@ impl TokenizerSpec {
         let spec = Self {
             tokens: tokens_of(file, vocab, added, false)?,
             merges,
-            unk: None,
-            flags: Flags::default(),
-            normalizer: None,
             pre_tokenizer: Some(gpt2.json()),
-            spelling: Spelling::ByteLevel,
-            prefix: Vec::new(),
-            suffix: Vec::new(),
-            bos: None,
-            stop_ids: Vec::new(),
-            chat: None,
+            ..Self::empty()
         };
         spec.checked(file)
     }

@@ -37,19 +37,32 @@ pub struct Sampler {
     ids: Vec<u32>,
 }
 
+impl SamplerOptions {
+    /// Always the largest logit.
+    pub const GREEDY: Self = Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 };
+
+    /// Checks that every option makes sense.
+    ///
+    /// # Errors
+    /// [`TextError::Option`] with the first that is out of range.
+    pub fn check(&self) -> Result<()> {
+        let Self { temperature, top_p, min_p, .. } = *self;
+        let check = |name, found: f64, is_ok: bool, expected| {
+            if is_ok { Ok(()) } else { Err(TextError::Option { name, found, expected }) }
+        };
+        check("temp", temperature, temperature.is_finite() && temperature >= 0.0, "a finite number from 0")?;
+        check("top-p", top_p, top_p > 0.0 && top_p <= 1.0, "a number above 0 and at most 1")?;
+        check("min-p", min_p, (0.0..=1.0).contains(&min_p), "a number from 0 to 1")
+    }
+}
+
 impl Sampler {
     /// A sampler for logits of `n_vocab` entries.
     ///
     /// # Errors
     /// If an option is out of range.
     pub fn new(options: SamplerOptions, n_vocab: usize) -> Result<Self> {
-        let SamplerOptions { temperature, top_p, min_p, .. } = options;
-        let check = |name, found: f64, is_ok: bool, expected| {
-            if is_ok { Ok(()) } else { Err(TextError::Option { name, found, expected }) }
-        };
-        check("temp", temperature, temperature.is_finite() && temperature >= 0.0, "a finite number from 0")?;
-        check("top-p", top_p, top_p > 0.0 && top_p <= 1.0, "more than 0 and at most 1")?;
-        check("min-p", min_p, (0.0..=1.0).contains(&min_p), "0 to 1")?;
+        options.check()?;
         let rng = Xoshiro256PlusPlus::from_seed(options.seed);
         Ok(Self { options, rng, ids: Vec::with_capacity(n_vocab) })
     }

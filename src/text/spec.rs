@@ -104,6 +104,24 @@ pub(crate) enum Spelling {
 }
 
 impl TokenizerSpec {
+    /// No tokens, and bytes spelled as GPT-2 spells them.
+    pub(super) fn empty() -> Self {
+        Self {
+            tokens: Vec::new(),
+            merges: Vec::new(),
+            unk: None,
+            flags: Flags::default(),
+            normalizer: None,
+            pre_tokenizer: None,
+            spelling: Spelling::ByteLevel,
+            prefix: Vec::new(),
+            suffix: Vec::new(),
+            bos: None,
+            stop_ids: Vec::new(),
+            chat: None,
+        }
+    }
+
     /// One more than the largest id.
     #[must_use]
     pub fn n_ids(&self) -> u32 {

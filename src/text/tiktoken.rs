@@ -17,7 +17,7 @@ use serde::Deserialize;
 use super::bytelevel;
 use super::error::{Result, TextError};
 use super::pre::{self, PreTokenizer};
-use super::spec::{Flags, Kind, Match, Spelling, Token, TokenizerSpec};
+use super::spec::{Flags, Kind, Match, Token, TokenizerSpec};
 use crate::formats::shown;
 
 /// Bytes of a token at most: its cuts are quadratic work.
@@ -125,17 +125,11 @@ fn ranked(file: &str, text: &[u8], pre: PreTokenizer, specials: Vec<Special>) ->
     let spec = TokenizerSpec {
         tokens,
         merges,
-        unk: None,
         // tiktoken looks a whole piece up before it joins any pair.
         flags: Flags { ignore_merges: true, ..Flags::default() },
         normalizer: pre.normalizer(),
         pre_tokenizer: Some(pre.json()),
-        spelling: Spelling::ByteLevel,
-        prefix: Vec::new(),
-        suffix: Vec::new(),
-        bos: None,
-        stop_ids: Vec::new(),
-        chat: None,
+        ..TokenizerSpec::empty()
     };
     spec.checked(file)
 }

@@ -130,7 +130,7 @@ fn what_cannot_be_a_chat_is_refused_in_a_line() {
     std::fs::remove_file(model.join("chat_template.jinja")).unwrap();
     chat(&scratch, &model, &[], "hi\n").fails(1, "has no chat template: give one with --template");
     chat(&scratch, Path::new("kimi-tiny"), &[], "hi\n").fails(1, "kimi-tiny: has no chat template");
-    chat(&scratch, &model, &["--temp", "-1", "--template", "x"], "hi\n").fails(1, "x: ");
+    chat(&scratch, &model, &["--template", "x"], "hi\n").fails(1, "x: ");
     let strict =
         scratch.write("strict.jinja", "{{ raise_exception('be polite') if messages|length == 1 }}<bos>");
     let done =

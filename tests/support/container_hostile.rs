@@ -173,11 +173,11 @@ fn lies_of_the_manifest_are_refused_by_name() {
             ),
             ("no group", &set("/trunk/1/group", json!(0)), &["tensor 'eight'", "group 0"]),
             ("odd group", &set("/trunk/2/group", json!(1)), &["tensor 'four'"]),
-            ("far rows", &set("/trunk/1/off", json!(u64::MAX)), &["tensor 'eight'", "file ends at"]),
+            ("far rows", &set("/trunk/1/off", json!(u64::MAX)), &["tensor 'eight'", "ends beyond 64 bits"]),
             (
                 "far scales",
                 &set("/trunk/1/scale_off", json!(u64::MAX - 3)),
-                &["tensor 'eight'", "file ends at"],
+                &["tensor 'eight'", "ends beyond 64 bits"],
             ),
             ("shared bytes", &set("/trunk/1/off", json!(8)), &["tensor 'eight'", "overlaps tensor 'plain'"]),
             ("twice", &set("/trunk/1/name", json!("plain")), &["tensor 'plain'", "occurs twice"]),

@@ -188,7 +188,7 @@ fn unknown_kinds_and_contradictions_are_refused_by_key() {
         (base("t5", "x"), "key 'tokenizer.ggml.model' 't5' is not supported (gpt2 and llama are)"),
         (
             merges(base("gpt2", "deepseek-v9"), "a b"),
-            "pre-tokenizer 'deepseek-v9' is not supported (gpt-2, smollm",
+            "pre-tokenizer 'deepseek-v9' is not supported (gpt-2, gpt-4o, smollm",
         ),
         (base("gpt2", "gpt-2"), "key 'tokenizer.ggml.merges' is missing"),
         (merges(base("gpt2", "gpt-2"), "a x"), "merge 0 'a x' is not two tokens that make a third"),

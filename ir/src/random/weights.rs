@@ -90,10 +90,33 @@ impl Weights {
                 self.bytes.extend(f16_bits(-value).to_le_bytes());
                 self.fill(16);
             }
+            DType::Q5_0 | DType::Iq4Nl => self.halves_first(stored, &[value / 16.0]),
+            DType::Q5_1 => self.halves_first(stored, &[value / 16.0, -value]),
+            DType::Q4K | DType::Q5K => self.halves_first(stored, &[value / 256.0, value / 32.0]),
+            DType::Iq4Xs => self.halves_first(stored, &[value / 1024.0]),
+            DType::Q2K => self.halves_last(stored, &[value / 16.0, value / 16.0]),
+            DType::Q3K => self.halves_last(stored, &[value / 32.0]),
+            DType::Q6K => self.halves_last(stored, &[value / 1024.0]),
+            DType::Mxfp4 => {
+                self.bytes.push(118);
+                self.fill(16);
+            }
             DType::Vq3r | DType::Vq2r | DType::Vq4p | DType::Lut(..) => unreachable!("not drawn"),
             DType::Q8G | DType::Q4G | DType::Q3G => unreachable!("not drawn"),
             DType::I32 | DType::Fx24 | DType::Fx16 | DType::Fx8 => unreachable!("no weight dtype"),
         }
+    }
+
+    /// A block that begins with f16 numbers.
+    fn halves_first(&mut self, stored: DType, halves: &[f32]) {
+        halves.iter().for_each(|it| self.bytes.extend(f16_bits(*it).to_le_bytes()));
+        self.fill(stored.block().expect("a weight dtype").bytes as usize - 2 * halves.len());
+    }
+
+    /// A block that ends with f16 numbers.
+    fn halves_last(&mut self, stored: DType, halves: &[f32]) {
+        self.fill(stored.block().expect("a weight dtype").bytes as usize - 2 * halves.len());
+        halves.iter().for_each(|it| self.bytes.extend(f16_bits(*it).to_le_bytes()));
     }
 
     fn fill(&mut self, n: usize) {
@@ -108,8 +131,18 @@ impl Weights {
 
     /// Any weight dtype that fits rows of `cols`.
     fn weight_dtype(&mut self, cols: u32) -> DType {
-        let all = [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_1];
-        self.rng.pick(if cols.is_multiple_of(32) { &all[..] } else { &all[..3] })
+        let all = [
+            [DType::F32, DType::F16, DType::BF16].as_slice(),
+            &[DType::Q8_0, DType::Q4_0, DType::Q4_1, DType::Q5_0, DType::Q5_1, DType::Iq4Nl, DType::Mxfp4],
+            &[DType::Q2K, DType::Q3K, DType::Q4K, DType::Q5K, DType::Q6K, DType::Iq4Xs],
+        ]
+        .concat();
+        let fitting = match cols {
+            cols if cols.is_multiple_of(256) => all.len(),
+            cols if cols.is_multiple_of(32) => 10,
+            _ => 3,
+        };
+        self.rng.pick(&all[..fitting])
     }
 
     /// A matrix, or a bank of them, of any weight dtype that fits its columns.

@@ -10,7 +10,7 @@
 mod common;
 mod timing;
 
-use common::{LINEARS, Linear, LinearFn, Quantised, Rng, weights};
+use common::{Linear, LinearFn, Quantised, Rng, linears, weights};
 use waste_kernels::{CpuFeatures, Isa, KernelTable, RowsF32, TileMut};
 use waste_plan::LANES;
 
@@ -23,11 +23,14 @@ fn main() {
     let filters: Vec<String> = std::env::args().skip(1).filter(|it| !it.starts_with("--")).collect();
     let cpu = CpuFeatures::detect();
     println!("best tier: {}; tiles of {TILE_ROWS} rows; {SAMPLES} samples", cpu.best().name());
-    for linear in LINEARS {
-        for (k, n) in [(576, 576), (576, 1536), (1536, 576), (576, 49152)] {
+    for linear in linears() {
+        let unit = linear.packing.units().map_or(32, |it| it.inputs);
+        let shapes = [(576, 576), (576, 1536), (1536, 576), (576, 49152), (2048, 2048), (2048, 32768)];
+        for (k, n) in shapes.into_iter().filter(|(k, _)| k % unit == 0) {
             for tokens in [1, 16, 64, 256] {
                 for isa in Isa::ALL.into_iter().filter(|&isa| isa != Isa::Portable && cpu.has(isa)) {
-                    let name = format!("{} K={k} N={n} T={tokens} {}", linear.name, isa.name());
+                    let packing = linear.packing.name();
+                    let name = format!("{} {packing} K={k} N={n} T={tokens} {}", linear.name, isa.name());
                     let is_asked = |it: &String| {
                         name.split(' ').any(|word| word == it) || linear.name.contains(it.as_str())
                     };
@@ -51,6 +54,20 @@ fn report(name: &str, linear: Linear, table: &KernelTable, k: usize, n: usize, t
             let (w, y) = (&w, &mut y);
             Box::new(move || tiles(linear, w, k, n, tokens, y, |w, y| call(table, w, k, &x.rows(), y)))
         }
+        LinearFn::FixedUnits(math, call) => {
+            let x = Quantised::new(table, math, &x, k);
+            let (w, y) = (&w, &mut y);
+            let packing = linear.packing;
+            Box::new(move || {
+                tiles(linear, w, k, n, tokens, y, |w, y| call(table, packing, w, k, &x.rows(), y));
+            })
+        }
+        LinearFn::FloatUnits(call) => {
+            let x = RowsF32::new(&x, tokens, k, k);
+            let (w, y) = (&w, &mut y);
+            let packing = linear.packing;
+            Box::new(move || tiles(linear, w, k, n, tokens, y, |w, y| call(table, packing, w, k, &x, y)))
+        }
         LinearFn::Float(call) => {
             let x = RowsF32::new(&x, tokens, k, k);
             let (w, y) = (&w, &mut y);
@@ -61,7 +78,7 @@ fn report(name: &str, linear: Linear, table: &KernelTable, k: usize, n: usize, t
     let (weights, bytes) = ((k * n) as f64, w.len() as f64);
     let flops = 2.0 * weights * tokens as f64;
     println!(
-        "{name:<48} best {:>6.1} Gw/s {:>6.1} GFLOP/s {:>5.1} GB/s   median {:>6.1} GFLOP/s, {:>8.1} us ± {:.0} %",
+        "{name:<56} best {:>6.1} Gw/s {:>6.1} GFLOP/s {:>5.1} GB/s   median {:>6.1} GFLOP/s, {:>8.1} us ± {:.0} %",
         weights / best * 1e-9,
         flops / best * 1e-9,
         bytes / best * 1e-9,

@@ -15,7 +15,7 @@
 use std::ops::Range;
 
 use half::f16;
-use waste_plan::VqCode;
+use waste_plan::{Packing, VqCode};
 
 use crate::argmax::{ArgMax, portable::*};
 use crate::attention::{KvTiles, portable::*};
@@ -24,6 +24,7 @@ use crate::embed::portable::*;
 use crate::epilogue::{Unary, portable::*};
 use crate::latent::portable::*;
 use crate::linear::portable::*;
+use crate::linear::units::portable::*;
 use crate::linear_f32::portable::*;
 use crate::lut::portable::*;
 use crate::norm::portable::*;
@@ -142,6 +143,13 @@ kernel_table! {
     /// As `linear_w8_fixed8` over `W4M` weights.
     fn linear_w4m_fixed8(w: &[u8], k: usize, x: &FxRows<'_>, y: &mut TileMut<'_>);
 
+    /// y\[tokens, columns\] = x · Wᵀ over weights in units (family `linear::units`): w packed blocks of 16 rows, k inputs.
+    fn linear_units_fixed24(packing: Packing, w: &[u8], k: usize, x: &FxRows<'_>, y: &mut TileMut<'_>);
+    /// As `linear_units_fixed24` with two planes.
+    fn linear_units_fixed16(packing: Packing, w: &[u8], k: usize, x: &FxRows<'_>, y: &mut TileMut<'_>);
+    /// As `linear_units_fixed24` with one plane.
+    fn linear_units_fixed8(packing: Packing, w: &[u8], k: usize, x: &FxRows<'_>, y: &mut TileMut<'_>);
+
     /// y\[tokens, columns\] = x · Wᵀ over f32 weights (family `linear_f32`): w packed blocks of 16 rows, k inputs.
     fn linear_f32_f32(w: &[u8], k: usize, x: &RowsF32<'_>, y: &mut TileMut<'_>);
     /// As `linear_f32_f32` over f16 weights.
@@ -154,6 +162,8 @@ kernel_table! {
     fn linear_w4_f32(w: &[u8], k: usize, x: &RowsF32<'_>, y: &mut TileMut<'_>);
     /// As `linear_w8_f32` over `W4M` weights.
     fn linear_w4m_f32(w: &[u8], k: usize, x: &RowsF32<'_>, y: &mut TileMut<'_>);
+    /// As `linear_w8_f32` over weights in units, sums per group.
+    fn linear_units_f32(packing: Packing, w: &[u8], k: usize, x: &RowsF32<'_>, y: &mut TileMut<'_>);
 
     /// The tables of a range of the positions of x `f32[k]` (family `lut`): books `f32[stages][8][entries]`.
     fn lut_build_fixed24(code: VqCode, x: &[f32], books: &[f32], positions: Range<usize>, out: &mut [u8]);
@@ -278,6 +288,8 @@ kernel_table! {
     fn embed_w4(block: &[u8], k: usize, lane: usize, out: &mut [f32]);
     /// As `embed_f32` over `W4M`.
     fn embed_w4m(block: &[u8], k: usize, lane: usize, out: &mut [f32]);
+    /// As `embed_f32` over units.
+    fn embed_units(packing: Packing, block: &[u8], k: usize, lane: usize, out: &mut [f32]);
     /// A contiguous f16 row as f32.
     fn embed_plain_f16(row: &[u8], out: &mut [f32]);
     /// A contiguous bf16 row as f32.
@@ -308,6 +320,7 @@ impl KernelTable {
                 crate::attention::avx2::install(&mut table);
                 crate::latent::avx2::install(&mut table);
                 crate::linear::avx2::install(&mut table);
+                crate::linear::units::avx2::install(&mut table);
                 crate::linear_f32::avx2::install(&mut table);
                 crate::lut::avx2::install(&mut table);
                 crate::recurrence::avx2::install(&mut table);

@@ -9,7 +9,7 @@ mod common;
 mod kimi;
 
 use common::lut::{LUTS, Lut, Matrix};
-use common::{Flavor, LINEARS, Rng, rounds, tables, weights};
+use common::{Flavor, LinearFn, Rng, UNITS, rounds, tables, weights};
 use half::f16;
 use waste_kernels::attention::{KvTiles, TILE, scratch_len, tiles};
 use waste_kernels::{FxRowMut, KernelTable, RowsF32, TileMut, Unary};
@@ -56,8 +56,10 @@ fn every_tier_has_the_bits_of_the_portable_rows() {
 fn run(table: &KernelTable, name: &str) -> Vec<u32> {
     let mut seen = Seen::default();
     let rng = &mut Rng(7);
-    if let Some(linear) = LINEARS.iter().find(|it| it.name == name) {
-        linears(*linear, table, rng, &mut seen);
+    for linear in common::linears().into_iter().filter(|it| it.name == name) {
+        linears(linear, table, rng, &mut seen);
+    }
+    if !seen.0.is_empty() {
         return seen.0;
     }
     if kimi::case(table, name, rng, &mut seen) {
@@ -115,6 +117,13 @@ fn run(table: &KernelTable, name: &str) -> Vec<u32> {
         "embed_w8" => embeds(table, KernelTable::embed_w8, Packing::W8, rng, &mut seen),
         "embed_w4" => embeds(table, KernelTable::embed_w4, Packing::W4, rng, &mut seen),
         "embed_w4m" => embeds(table, KernelTable::embed_w4m, Packing::W4M, rng, &mut seen),
+        "embed_units" => {
+            for packing in UNITS {
+                let call =
+                    |block: &[u8], k, lane, out: &mut [f32]| table.embed_units(packing, block, k, lane, out);
+                packed_rows(call, packing, rng, &mut seen);
+            }
+        }
         "embed_plain_f16" => plain_rows(table, KernelTable::embed_plain_f16, &mut seen),
         "embed_plain_bf16" => plain_rows(table, KernelTable::embed_plain_bf16, &mut seen),
         "argmax_f32" => scans(rng, &mut seen, |x, seen| {
@@ -131,16 +140,42 @@ fn run(table: &KernelTable, name: &str) -> Vec<u32> {
 }
 
 fn linears(linear: common::Linear, table: &KernelTable, rng: &mut Rng, seen: &mut Seen) {
-    let ks = [32, 64, 96, 128, 160, 320, 576];
+    let unit = linear.packing.units().map_or(32, |it| it.inputs);
+    let ks: &[usize] = if unit == 256 { &[256, 512, 768] } else { &[32, 64, 96, 128, 160, 320, 576] };
     let tokens = [1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 31, 33, 64, 67];
     let cols = [1usize, 5, 8, 15, 16, 17, 31, 32, 48, 63, 64, 80, 100, 129];
-    for round in 0..rounds(60, 2) {
+    let n_rounds = if linear.packing.units().is_some() { rounds(24, 4) } else { rounds(60, 2) };
+    for round in 0..n_rounds {
         let (k, t) = (ks[rng.below(ks.len())], tokens[rng.below(tokens.len())]);
         let n = if t * k > 8192 { cols[rng.below(7)] } else { cols[rng.below(cols.len())] };
         let flavor = if round % 2 == 0 { Flavor::Normal } else { Flavor::ALL[rng.below(Flavor::ALL.len())] };
         let w = weights(linear.packing, n.div_ceil(LANES), k, rng);
         let x: Vec<f32> = (0..t).flat_map(|_| flavor.fill(k, rng)).collect();
         seen.floats(&linear.apply(table, &w, k, &x, n));
+    }
+    if matches!(linear.call, LinearFn::FixedUnits(..)) {
+        largest_sums(linear, table, rng, seen);
+    }
+}
+
+/// Byte planes of −128 and 127 times codes of one value under scales of one value: sums at their limits, in every lane.
+fn largest_sums(linear: common::Linear, table: &KernelTable, rng: &mut Rng, seen: &mut Seen) {
+    let layout = linear.packing.units().unwrap();
+    // With one input at Q an f32 is its own quantised value; −32,896 is the bytes 0, −128, −128.
+    let x = |value: f32| -> Vec<f32> {
+        (0..256).map(|i| if i % 128 == 5 { 8_355_711.0 } else { value }).collect()
+    };
+    for (codes, scales) in [(0, 0x80), (0, 0x7f), (0xff, 0x80), (0xff, 0x7f), (0xff, 0xff), (0x88, 0xff)] {
+        let mut w = weights(linear.packing, 1, 256, rng);
+        let payload = linear.packing.payload_bytes(256);
+        for unit in w[..payload].chunks_exact_mut(layout.bytes()) {
+            unit[..layout.scales_at()].fill(codes);
+            unit[layout.scales_at()..layout.d_at()].fill(scales);
+        }
+        for value in [-32_896.0, 32_639.0, -8_355_711.0, 8_355_711.0] {
+            seen.floats(&linear.apply(table, &w, 256, &x(value), 16));
+            seen.floats(&linear.apply(table, &w, 256, &[x(value), x(-value)].concat(), 16));
+        }
     }
 }
 
@@ -304,11 +339,21 @@ fn embeds(
     rng: &mut Rng,
     seen: &mut Seen,
 ) {
-    for k in [32, 64, 576] {
+    packed_rows(|block, k, lane, out| call(table, block, k, lane, out), packing, rng, seen);
+}
+
+fn packed_rows(
+    call: impl Fn(&[u8], usize, usize, &mut [f32]),
+    packing: Packing,
+    rng: &mut Rng,
+    seen: &mut Seen,
+) {
+    let unit = packing.units().map_or(32, |it| it.inputs);
+    for k in if unit == 256 { [256, 512, 768] } else { [32, 64, 576] } {
         let w = weights(packing, 1, k, rng);
         for lane in 0..LANES {
             let mut out = vec![0.0; k];
-            call(table, &w, k, lane, &mut out);
+            call(&w, k, lane, &mut out);
             seen.floats(&out);
             let exact = |(i, &y): (usize, &f32)| y == common::weight(packing, &w, k, lane, i) as f32;
             assert!(out.iter().enumerate().all(exact), "the reference decode, rounded once");

@@ -9,6 +9,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::fx::FxLayout;
 use crate::grouped::GroupedLayout;
 use crate::vq::{LutLayout, Tables, VEC_DIM, VqCode};
 
@@ -79,6 +80,26 @@ pub enum DType {
     Q4_1,
     /// GGML Q8_0: blocks of 32, `d: f16`, 32 × i8; w = d · q.
     Q8_0,
+    /// GGML Q5_0: blocks of 32, `d: f16`, 4 bytes of high bits, 16 bytes of nibbles; w = d · (code − 16).
+    Q5_0,
+    /// GGML Q5_1: as Q5_0 with `m: f16` after d; w = d · code + m.
+    Q5_1,
+    /// GGML Q2_K: super-blocks of 256 in groups of 16; w = d · s · code − m · t (see `crate::stored`, as for all that follow).
+    Q2K,
+    /// GGML Q3_K: super-blocks of 256 in groups of 16; w = d · s · (code − 4).
+    Q3K,
+    /// GGML Q4_K: super-blocks of 256 in groups of 32; w = d · s · code − m · t.
+    Q4K,
+    /// GGML Q5_K: as Q4_K with 5-bit codes.
+    Q5K,
+    /// GGML Q6_K: super-blocks of 256 in groups of 16; w = d · s · (code − 32).
+    Q6K,
+    /// GGML IQ4_NL: blocks of 32, `d: f16`, 16 bytes of nibbles; w = d · table\[code\].
+    Iq4Nl,
+    /// GGML IQ4_XS: super-blocks of 256 in groups of 32; w = d · s · table\[code\].
+    Iq4Xs,
+    /// MXFP4: blocks of 32, an exponent e, 16 bytes of nibbles; w = 2^(e − 128) · table\[code\].
+    Mxfp4,
     /// Quantised activations in three byte planes (see [`FxLayout`]).
     Fx24,
     /// Quantised activations in two byte planes.
@@ -103,8 +124,8 @@ pub enum DType {
 
 impl DType {
     /// Every dtype, in declaration order.
-    pub const ALL: [Self; 28] = {
-        let mut all = [Self::F32; 28];
+    pub const ALL: [Self; 38] = {
+        let mut all = [Self::F32; 38];
         let (plain, luts) = all.split_at_mut(Self::PLAIN.len());
         plain.copy_from_slice(&Self::PLAIN);
         let mut i = 0;
@@ -115,7 +136,7 @@ impl DType {
         all
     };
 
-    const PLAIN: [Self; 16] = [
+    const PLAIN: [Self; 26] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -123,6 +144,16 @@ impl DType {
         Self::Q4_0,
         Self::Q4_1,
         Self::Q8_0,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q2K,
+        Self::Q3K,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+        Self::Iq4Nl,
+        Self::Iq4Xs,
+        Self::Mxfp4,
         Self::Fx24,
         Self::Fx16,
         Self::Fx8,
@@ -145,6 +176,16 @@ impl DType {
             Self::Q4_0 => "q4_0",
             Self::Q4_1 => "q4_1",
             Self::Q8_0 => "q8_0",
+            Self::Q5_0 => "q5_0",
+            Self::Q5_1 => "q5_1",
+            Self::Q2K => "q2_k",
+            Self::Q3K => "q3_k",
+            Self::Q4K => "q4_k",
+            Self::Q5K => "q5_k",
+            Self::Q6K => "q6_k",
+            Self::Iq4Nl => "iq4_nl",
+            Self::Iq4Xs => "iq4_xs",
+            Self::Mxfp4 => "mxfp4",
             Self::Fx24 => "fx24",
             Self::Fx16 => "fx16",
             Self::Fx8 => "fx8",
@@ -169,6 +210,25 @@ impl DType {
     #[must_use]
     pub const fn is_integer_weight(self) -> bool {
         matches!(self, Self::Q4_0 | Self::Q4_1 | Self::Q8_0 | Self::Q8G | Self::Q4G | Self::Q3G)
+            || self.in_units()
+    }
+
+    /// Whether matrices of this dtype are packed in units (`crate::units`).
+    #[must_use]
+    pub const fn in_units(self) -> bool {
+        matches!(
+            self,
+            Self::Q5_0
+                | Self::Q5_1
+                | Self::Q2K
+                | Self::Q3K
+                | Self::Q4K
+                | Self::Q5K
+                | Self::Q6K
+                | Self::Iq4Nl
+                | Self::Iq4Xs
+                | Self::Mxfp4
+        )
     }
 
     /// Whether this is f32, f16 or bf16.
@@ -230,6 +290,16 @@ impl DType {
             Self::Q4_0 => (32, 18),
             Self::Q4_1 => (32, 20),
             Self::Q8_0 => (32, 34),
+            Self::Q5_0 => (32, 22),
+            Self::Q5_1 => (32, 24),
+            Self::Q2K => (256, 84),
+            Self::Q3K => (256, 110),
+            Self::Q4K => (256, 144),
+            Self::Q5K => (256, 176),
+            Self::Q6K => (256, 210),
+            Self::Iq4Nl => (32, 18),
+            Self::Iq4Xs => (256, 136),
+            Self::Mxfp4 => (32, 17),
             Self::Fx24 | Self::Fx16 | Self::Fx8 => return None,
             Self::Vq3r | Self::Vq2r | Self::Vq4p | Self::Lut(..) => return None,
             Self::Q8G | Self::Q4G | Self::Q3G => return None,
@@ -272,6 +342,18 @@ impl DType {
         row.checked_mul(rows)
     }
 
+    /// The first block of stored bytes that no reader accepts, and why: MXFP4's exponent 255 is a NaN.
+    ///
+    /// `src`: whole blocks.
+    #[must_use]
+    pub fn refused_block(self, src: &[u8]) -> Option<(usize, &'static str)> {
+        if self != Self::Mxfp4 {
+            return None;
+        }
+        let at = src.chunks_exact(17).position(|it| it[0] == u8::MAX)?;
+        Some((at, "an exponent of 255, which stands for no number"))
+    }
+
     /// Decodes file bytes to f32: the reference decode of every format whose rows lie in one piece.
     ///
     /// `src`: whole blocks; `dst`: `f32[blocks · elems]`.
@@ -302,6 +384,16 @@ impl DType {
                     *y = d * f32::from(q.cast_signed());
                 }
             }
+            Self::Q5_0
+            | Self::Q5_1
+            | Self::Q2K
+            | Self::Q3K
+            | Self::Q4K
+            | Self::Q5K
+            | Self::Q6K
+            | Self::Iq4Nl
+            | Self::Iq4Xs
+            | Self::Mxfp4 => crate::stored::decode_block(self, src, dst),
             Self::I32 | Self::Fx24 | Self::Fx16 | Self::Fx8 | Self::Lut(..) => {
                 panic!("{} holds no weights", self.name())
             }
@@ -352,75 +444,6 @@ pub struct Block {
     pub elems: u32,
     /// Bytes of a block.
     pub bytes: u32,
-}
-
-/// Row layout of quantised activations (numerics §2), for a row of `n` inputs in groups of 128:
-///
-/// | part | type | at |
-/// |---|---|---|
-/// | byte planes, highest first | `i8[planes][np]` | 0 |
-/// | group scales xs | `f32[ng]` | `planes · np` |
-/// | recombined sums z of each 32 inputs | `f32[np / 32]` | + 4 · ng |
-/// | plane sums of each 16 inputs | `i16[planes][np / 16]` | + 4 · np / 32 |
-///
-/// with ng = ceil(n / 128), np = 128 · ng, and padding inputs zero. Rows start at multiples of 64 bytes.
-/// z of inputs 32j … 32j+31 is the recombination of the three plane sums (what minima multiply), and the
-/// sums of 16 (|·| ≤ 2048) correct unsigned codes in integers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FxLayout {
-    /// Byte planes: 3, 2 or 1.
-    pub planes: usize,
-}
-
-/// Inputs that share one activation scale.
-pub const FX_GROUP: usize = 128;
-
-impl FxLayout {
-    /// Groups of a row of `n` inputs.
-    #[must_use]
-    pub const fn groups(self, n: usize) -> usize {
-        n.div_ceil(FX_GROUP)
-    }
-
-    /// Inputs of a row after padding to whole groups.
-    #[must_use]
-    pub const fn padded(self, n: usize) -> usize {
-        self.groups(n) * FX_GROUP
-    }
-
-    /// Byte offset of the group scales.
-    #[must_use]
-    pub const fn scales_at(self, n: usize) -> usize {
-        self.planes * self.padded(n)
-    }
-
-    /// Byte offset of the recombined sums of 32.
-    #[must_use]
-    pub const fn z_at(self, n: usize) -> usize {
-        self.scales_at(n) + 4 * self.groups(n)
-    }
-
-    /// Byte offset of the plane sums of 16.
-    #[must_use]
-    pub const fn sums_at(self, n: usize) -> usize {
-        self.z_at(n) + 4 * (self.padded(n) / 32)
-    }
-
-    /// Bytes of a row, rounded up to a multiple of 64.
-    #[must_use]
-    pub const fn row_bytes(self, n: usize) -> usize {
-        (self.sums_at(n) + 2 * self.planes * (self.padded(n) / 16)).next_multiple_of(64)
-    }
-
-    /// Q: the largest quantised magnitude.
-    #[must_use]
-    pub const fn q_max(self) -> i32 {
-        match self.planes {
-            3 => 8_355_711,
-            2 => 32_639,
-            _ => 127,
-        }
-    }
 }
 
 #[cfg(test)]

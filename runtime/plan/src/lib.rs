@@ -8,6 +8,7 @@
 
 pub mod dtype;
 pub mod file;
+pub mod fx;
 pub mod grouped;
 pub mod ids;
 pub mod low_rank;
@@ -15,14 +16,18 @@ pub mod overlap;
 pub mod pack;
 pub mod record;
 pub mod schema;
+mod stored;
 pub mod text;
+pub mod units;
 pub mod validate;
 pub mod vq;
 pub mod words;
 
-pub use dtype::{Block, DType, FX_GROUP, FxLayout, Math};
+pub use dtype::{Block, DType, Math};
+pub use fx::{FX_GROUP, FxLayout};
 pub use grouped::GroupedLayout;
 pub use low_rank::LowRank;
 pub use pack::{LANES, Packing};
+pub use units::UnitLayout;
 pub use vq::{LutLayout, Tables, VqCode};
 pub use words::{Act, RopeStyle, Scoring, StateKind, UnaryKind};

@@ -10,6 +10,8 @@
 //! | `W4` | `u8 [k/8][16][4]`: low nibbles k … k+3, high nibbles k+4 … k+7; then scales `f16 [k/32][16]` (w = code − 8) |
 //! | `W4M` | as `W4` with w = code, then minima `f16 [k/32][16]` after the scales |
 //!
+//! | `W5` … `K4T` | units of 32 or 256 inputs, one after the other (`crate::units`) |
+//!
 //! A block is padded to a multiple of 64 bytes. Exact values are kept: nothing is requantised; formats in groups of 128 repeat each
 //! scale four times, and 3-bit codes become nibbles.
 //!
@@ -21,6 +23,7 @@ mod encode;
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::DType;
+use crate::units::UnitLayout;
 pub use encode::{PartBytes, RowBuffer, pack_block};
 
 /// Rows in a packed block.
@@ -44,6 +47,26 @@ pub enum Packing {
     W4,
     /// 4-bit codes, one f16 scale and one f16 minimum per 32 inputs.
     W4M,
+    /// Q5_0 in units.
+    W5,
+    /// Q5_1 in units.
+    W5M,
+    /// IQ4_NL in units.
+    W4T,
+    /// MXFP4 in units.
+    W4E,
+    /// Q2_K in units.
+    K2,
+    /// Q3_K in units.
+    K3,
+    /// Q4_K in units.
+    K4,
+    /// Q5_K in units.
+    K5,
+    /// Q6_K in units.
+    K6,
+    /// IQ4_XS in units.
+    K4T,
     /// The transpose of each matrix, f32: codebooks.
     Columns,
     /// No bytes in the plan: matrices in the records of a file.
@@ -52,7 +75,7 @@ pub enum Packing {
 
 impl Packing {
     /// Every packing, in declaration order.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 19] = [
         Self::Plain,
         Self::F32,
         Self::F16,
@@ -60,6 +83,16 @@ impl Packing {
         Self::W8,
         Self::W4,
         Self::W4M,
+        Self::W5,
+        Self::W5M,
+        Self::W4T,
+        Self::W4E,
+        Self::K2,
+        Self::K3,
+        Self::K4,
+        Self::K5,
+        Self::K6,
+        Self::K4T,
         Self::Columns,
         Self::Record,
     ];
@@ -75,6 +108,16 @@ impl Packing {
             Self::W8 => "w8x16",
             Self::W4 => "w4x16",
             Self::W4M => "w4mx16",
+            Self::W5 => "w5x16",
+            Self::W5M => "w5mx16",
+            Self::W4T => "w4tx16",
+            Self::W4E => "w4ex16",
+            Self::K2 => "k2x16",
+            Self::K3 => "k3x16",
+            Self::K4 => "k4x16",
+            Self::K5 => "k5x16",
+            Self::K6 => "k6x16",
+            Self::K4T => "k4tx16",
             Self::Columns => "columns",
             Self::Record => "record",
         }
@@ -96,6 +139,16 @@ impl Packing {
             DType::Q8_0 | DType::Q8G => Some(Self::W8),
             DType::Q4_0 | DType::Q4G | DType::Q3G => Some(Self::W4),
             DType::Q4_1 => Some(Self::W4M),
+            DType::Q5_0 => Some(Self::W5),
+            DType::Q5_1 => Some(Self::W5M),
+            DType::Iq4Nl => Some(Self::W4T),
+            DType::Mxfp4 => Some(Self::W4E),
+            DType::Q2K => Some(Self::K2),
+            DType::Q3K => Some(Self::K3),
+            DType::Q4K => Some(Self::K4),
+            DType::Q5K => Some(Self::K5),
+            DType::Q6K => Some(Self::K6),
+            DType::Iq4Xs => Some(Self::K4T),
             DType::I32 | DType::Fx24 | DType::Fx16 | DType::Fx8 => None,
             DType::Vq3r | DType::Vq2r | DType::Vq4p => Some(Self::Record),
             DType::Lut(..) => None,
@@ -108,15 +161,24 @@ impl Packing {
         !matches!(self, Self::Plain | Self::Columns | Self::Record)
     }
 
-    /// Bytes of the codes of one block (16 rows, `k` inputs); the scales begin here.
+    /// The layout of the units of a block, if it is made of them.
+    #[must_use]
+    pub const fn units(self) -> Option<UnitLayout> {
+        UnitLayout::of(self)
+    }
+
+    /// Bytes of the codes of one block (16 rows, `k` inputs), where the scales begin; of all its units, where it is made of them.
     #[must_use]
     pub const fn payload_bytes(self, k: usize) -> usize {
+        if let Some(layout) = self.units() {
+            return k / layout.inputs * layout.bytes();
+        }
         match self {
-            Self::Plain | Self::Columns | Self::Record => 0,
             Self::F32 => k * LANES * 4,
             Self::F16 | Self::BF16 => k * LANES * 2,
             Self::W8 => k * LANES,
             Self::W4 | Self::W4M => k * LANES / 2,
+            _ => 0,
         }
     }
 

@@ -21,7 +21,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::dtype::FxLayout;
+use crate::fx::FxLayout;
 use crate::words::words;
 
 /// Inputs of a position.

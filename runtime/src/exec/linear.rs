@@ -15,6 +15,7 @@ pub(crate) fn has_kernel(packing: Packing, x: DType) -> bool {
         Packing::W8 | Packing::W4 | Packing::W4M => x == DType::F32 || x.fx().is_some(),
         Packing::F32 | Packing::F16 | Packing::BF16 => x == DType::F32,
         Packing::Plain | Packing::Columns | Packing::Record => false,
+        _ => packing.units().is_some() && (x == DType::F32 || x.fx().is_some()),
     }
 }
 
@@ -186,6 +187,7 @@ impl Exec<'_> {
                     Packing::W4 => table.linear_w4_f32(w, k, x, y),
                     Packing::W4M => table.linear_w4m_f32(w, k, x, y),
                     Packing::Plain | Packing::Columns | Packing::Record => unreachable!("resolved at open"),
+                    units => table.linear_units_f32(units, w, k, x, y),
                 };
             }
             X::Fx(x, dtype) => (x, *dtype),
@@ -201,6 +203,9 @@ impl Exec<'_> {
             (Packing::W4M, DType::Fx24) => table.linear_w4m_fixed24(w, k, x, y),
             (Packing::W4M, DType::Fx16) => table.linear_w4m_fixed16(w, k, x, y),
             (Packing::W4M, DType::Fx8) => table.linear_w4m_fixed8(w, k, x, y),
+            (units, DType::Fx24) => table.linear_units_fixed24(units, w, k, x, y),
+            (units, DType::Fx16) => table.linear_units_fixed16(units, w, k, x, y),
+            (units, DType::Fx8) => table.linear_units_fixed8(units, w, k, x, y),
             _ => unreachable!("resolved at open"),
         }
     }

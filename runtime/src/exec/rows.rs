@@ -33,6 +33,7 @@ impl Exec<'_> {
                 Packing::W4 => self.table.embed_w4(block, k, id % LANES, out),
                 Packing::W4M => self.table.embed_w4m(block, k, id % LANES, out),
                 Packing::Plain | Packing::Columns | Packing::Record => unreachable!("no blocks of rows"),
+                units => self.table.embed_units(units, block, k, id % LANES, out),
             }
         }
     }

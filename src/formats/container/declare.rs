@@ -32,6 +32,13 @@ pub struct Coding {
     pub trunk: TrunkFormat,
 }
 
+impl Default for Coding {
+    /// What `convert` does where nothing is asked for.
+    fn default() -> Self {
+        Self { experts: VqCode::Vq3r, trunk: TrunkFormat::Q8G }
+    }
+}
+
 impl Container {
     /// Opens the container in `folder` to plan it: only the manifest must be there.
     ///

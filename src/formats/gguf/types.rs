@@ -5,7 +5,7 @@
 use waste_plan::dtype::DType;
 
 /// What error messages say instead of a type we do not read.
-pub(super) const SUPPORTED: &str = "F32, F16, BF16, Q4_0, Q4_1 and Q8_0 are";
+pub(super) const SUPPORTED: &str = "floats, Q4_0 … Q8_0, Q2_K … Q6_K, IQ4_NL, IQ4_XS and MXFP4 are";
 
 const NAMES: [&str; 40] = [
     "F32",
@@ -57,8 +57,18 @@ pub(super) fn dtype(code: u32) -> Option<DType> {
         1 => DType::F16,
         2 => DType::Q4_0,
         3 => DType::Q4_1,
+        6 => DType::Q5_0,
+        7 => DType::Q5_1,
         8 => DType::Q8_0,
+        10 => DType::Q2K,
+        11 => DType::Q3K,
+        12 => DType::Q4K,
+        13 => DType::Q5K,
+        14 => DType::Q6K,
+        20 => DType::Iq4Nl,
+        23 => DType::Iq4Xs,
         30 => DType::BF16,
+        39 => DType::Mxfp4,
         _ => return None,
     })
 }

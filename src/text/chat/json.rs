@@ -144,11 +144,12 @@ impl Formatter for Layout {
         Ok(())
     }
 
-    /// Python writes 1e16 as `1e+16`, and small exponents with two digits.
+    /// Python gives an exponent its sign and two digits at least: `1e+16`, `1e-07`.
     fn write_f64<W: ?Sized + Write>(&mut self, out: &mut W, value: f64) -> io::Result<()> {
         let text = serde_json::to_string(&value)?;
         let Some((mantissa, exponent)) = text.split_once('e') else { return out.write_all(text.as_bytes()) };
-        let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |it| ('-', it));
+        let (sign, digits) =
+            exponent.strip_prefix('-').map_or(('+', exponent.trim_start_matches('+')), |it| ('-', it));
         let mantissa = mantissa.strip_suffix(".0").unwrap_or(mantissa);
         write!(out, "{mantissa}e{sign}{digits:0>2}")
     }

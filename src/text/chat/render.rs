@@ -4,8 +4,11 @@
 //! `raise_exception`, `strftime_now` and `{% generation %}` exist, and values have Python's methods.
 //!
 //! A template is a program from a stranger. It runs on a thread of its own: its steps are counted (fuel), its output is
-//! bounded, and while it runs the memory of the process is watched. Jinja has no way to be stopped between steps, so a
-//! template that takes too much is left behind to run into the end of its fuel; a program does best to end then.
+//! bounded, and while it runs the memory of the process is watched, where the system tells it. The renderer cannot be stopped
+//! between steps, so a template that takes too much is left behind to run into the end of its fuel: a program does best to end
+//! then.
+//!
+//! Deliberately absent: Python's way to print lists, and its names of booleans where `~` joins them to a text.
 //!
 //! Invariants
 //! - the text depends on template, conversation and its time alone;

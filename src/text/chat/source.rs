@@ -41,7 +41,7 @@ impl ChatTemplate {
     /// The template of `files`, whose tokenizer is `spec`; `None` if they have none.
     ///
     /// # Errors
-    /// If there is one that cannot be read or parsed.
+    /// If there is one that cannot be read.
     pub(crate) fn from_model(files: &ModelFiles, spec: &TokenizerSpec) -> Result<Option<Self>> {
         match files.format() {
             Format::Gguf => from_gguf(files.meta(), spec),

@@ -20,18 +20,25 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// The template `source`, called `file` in errors, with the special tokens `words` by name.
+    /// The template `source`, called `file` in errors, with the special tokens `words` by name. It is not parsed yet: a model whose
+    /// template is not understood can still continue texts.
     ///
     /// # Errors
-    /// If it is larger than any real one, or Jinja cannot parse it.
+    /// If it is larger than any real one.
     pub fn new(file: &str, source: String, words: Vec<(String, String)>) -> Result<Self> {
         if source.len() > MAX_SOURCE {
             let reason = format!("a chat template of {} bytes, at most {MAX_SOURCE} are read", source.len());
             return Err(TextError::malformed(file, reason));
         }
-        let template = Self { source, words };
-        render::parse(&template.source).map_err(|err| TextError::malformed(file, err.to_string()))?;
-        Ok(template)
+        Ok(Self { source, words })
+    }
+
+    /// Checks that Jinja can parse it; it is called `file` in errors.
+    ///
+    /// # Errors
+    /// With the line at fault.
+    pub fn check(&self, file: &str) -> Result<()> {
+        render::parse(&self.source).map_err(|err| TextError::malformed(file, err.to_string()))
     }
 
     /// The Jinja text.

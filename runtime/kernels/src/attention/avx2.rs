@@ -7,87 +7,14 @@ use std::arch::x86_64::{
 
 use half::f16;
 
-use super::portable::{CacheElem, Eight, Queries, Running, Tile, walk};
-use super::{KvTiles, TILE};
+use super::portable::{CacheElem, Eight, Queries, Running, Tile, add_last_columns, walk};
+use super::{KvTiles, TILE, tier};
 use crate::avx2::{load_halves, load_ps, store_ps};
 use crate::cpu::Isa;
 use crate::table::{Entry, KernelTable};
 use crate::view::{RowsF32, TileMut};
 
-/// Queries that share the keys of a tile.
-const QUERIES: usize = 3;
-
-/// Overlays the rows of this tier. The caller has the tier.
-pub(crate) fn install(table: &mut KernelTable) {
-    table.attention_f32 = Entry { call: attention_f32, isa: Isa::Avx2 };
-    table.attention_f16 = Entry { call: attention_f16, isa: Isa::Avx2 };
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-fn attention_f32(
-    q: &RowsF32<'_>,
-    n_pos: &[u32],
-    kv: &KvTiles<'_, f32>,
-    scale: f32,
-    scratch: &mut [f32],
-    out: &mut TileMut<'_>,
-) {
-    attention(&Queries { q, n_pos, scale }, kv, scratch, out);
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-fn attention_f16(
-    q: &RowsF32<'_>,
-    n_pos: &[u32],
-    kv: &KvTiles<'_, f16>,
-    scale: f32,
-    scratch: &mut [f32],
-    out: &mut TileMut<'_>,
-) {
-    attention(&Queries { q, n_pos, scale }, kv, scratch, out);
-}
-
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn attention<T: CacheElem>(
-    queries: &Queries<'_>,
-    kv: &KvTiles<'_, T>,
-    scratch: &mut [f32],
-    out: &mut TileMut<'_>,
-) {
-    walk(queries, kv, scratch, out, |tile, running, out| {
-        for from in (0..out.rows()).step_by(QUERIES) {
-            match out.rows() - from {
-                1 => some_queries::<T, 1>(queries, from, tile, running, out),
-                2 => some_queries::<T, 2>(queries, from, tile, running, out),
-                _ => some_queries::<T, QUERIES>(queries, from, tile, running, out),
-            }
-        }
-    });
-}
-
-/// Takes a tile into `N` queries from `from` on.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn some_queries<T: CacheElem, const N: usize>(
-    queries: &Queries<'_>,
-    from: usize,
-    tile: &Tile<'_, T>,
-    running: &mut Running<'_>,
-    out: &mut TileMut<'_>,
-) {
-    let visible: [usize; N] = std::array::from_fn(|i| queries.visible(from + i, tile.first));
-    if visible == [0; N] {
-        return;
-    }
-    let scores = scores::<T, N>(std::array::from_fn(|i| queries.q.row(from + i)), tile.k, queries.scale);
-    for (i, (scores, visible)) in scores.iter().zip(visible).enumerate() {
-        if visible > 0 {
-            let (p, factors) = running.fold(from + i, scores, visible);
-            add_values(&p[..visible], tile.v, factors, out.row_mut(from + i));
-        }
-    }
-}
+tier!(Isa::Avx2, target_feature(enable = "avx2,fma,f16c"), 3, 2);
 
 /// Scores of all positions of a tile for `N` queries.
 #[inline]
@@ -151,25 +78,6 @@ fn add_columns<T: CacheElem, const N: usize>(
         store_ps(out, _mm256_fmadd_ps(load_ps(out), a, _mm256_mul_ps(sum, b)));
     }
     8 * N
-}
-
-/// The columns from `at` on, fewer than a register; returns their number.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn add_last_columns<T: CacheElem>(
-    p: &[f32],
-    v: &[T],
-    at: usize,
-    (a, b): (f32, f32),
-    out: &mut [f32],
-) -> usize {
-    let dv = out.len();
-    for (c, out) in out.iter_mut().enumerate().skip(at) {
-        let column =
-            p.iter().zip(v.chunks_exact(dv)).fold(0.0f32, |sum, (p, v)| p.mul_add(v[c].to_f32(), sum));
-        *out = out.mul_add(a, column * b);
-    }
-    dv - at
 }
 
 /// Eight elements as f32.

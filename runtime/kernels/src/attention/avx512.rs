@@ -9,71 +9,14 @@ use std::arch::x86_64::{
 use half::f16;
 use waste_plan::LANES;
 
-use super::portable::{CacheElem, Queries, Running, Sixteen, Tile, walk};
-use super::{KvTiles, TILE};
+use super::portable::{CacheElem, Queries, Running, Sixteen, Tile, add_last_columns, walk};
+use super::{KvTiles, TILE, tier};
 use crate::avx512::{load_16_halves, load_16_ps, store_16_ps};
 use crate::cpu::Isa;
 use crate::table::{Entry, KernelTable};
 use crate::view::{RowsF32, TileMut};
 
-/// Queries that share the keys of a tile.
-const QUERIES: usize = 6;
-
-macro_rules! rows {
-    ($($name:ident: $elem:ty;)+) => {
-        /// Overlays the rows of this tier. The caller has the tier.
-        pub(crate) fn install(table: &mut KernelTable) {
-            $( table.$name = Entry { call: $name, isa: Isa::Avx512 }; )+
-        }
-        $(#[target_feature(enable = "avx512bw,avx512dq,avx512vl")]
-        fn $name(
-            q: &RowsF32<'_>, n_pos: &[u32], kv: &KvTiles<'_, $elem>, scale: f32, scratch: &mut [f32],
-            out: &mut TileMut<'_>,
-        ) {
-            let queries = Queries { q, n_pos, scale };
-            walk(&queries, kv, scratch, out, |tile, running, out| {
-                let mut from = 0;
-                while from < out.rows() {
-                    from += match out.rows() - from {
-                        QUERIES.. => some_queries::<$elem, QUERIES>(&queries, from, tile, running, out),
-                        3.. => some_queries::<$elem, 3>(&queries, from, tile, running, out),
-                        2 => some_queries::<$elem, 2>(&queries, from, tile, running, out),
-                        _ => some_queries::<$elem, 1>(&queries, from, tile, running, out),
-                    };
-                }
-            });
-        })+
-    };
-}
-
-rows! {
-    attention_f32: f32;
-    attention_f16: f16;
-}
-
-/// Takes a tile into `N` queries from `from` on; returns `N`.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512dq,avx512vl")]
-fn some_queries<T: CacheElem, const N: usize>(
-    queries: &Queries<'_>,
-    from: usize,
-    tile: &Tile<'_, T>,
-    running: &mut Running<'_>,
-    out: &mut TileMut<'_>,
-) -> usize {
-    let visible: [usize; N] = std::array::from_fn(|i| queries.visible(from + i, tile.first));
-    if visible == [0; N] {
-        return N;
-    }
-    let scores = scores::<T, N>(std::array::from_fn(|i| queries.q.row(from + i)), tile.k, queries.scale);
-    for (i, (scores, visible)) in scores.iter().zip(visible).enumerate() {
-        if visible > 0 {
-            let (p, factors) = running.fold(from + i, scores, visible);
-            add_values(&p[..visible], tile.v, factors, out.row_mut(from + i));
-        }
-    }
-    N
-}
+tier!(Isa::Avx512, target_feature(enable = "avx512bw,avx512dq,avx512vl"), 6, 3, 2);
 
 /// Scores of all positions of a tile for `N` queries.
 #[inline]
@@ -137,27 +80,6 @@ fn add_columns<T: CacheElem, const N: usize>(
         store_16_ps(out, _mm512_fmadd_ps(load_16_ps(out), _mm512_set1_ps(a), sum));
     }
     LANES * N
-}
-
-/// The columns from `at` on, fewer than a register; returns their number.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512dq,avx512vl")]
-fn add_last_columns<T: CacheElem>(
-    p: &[f32],
-    v: &[T],
-    at: usize,
-    (a, b): (f32, f32),
-    out: &mut [f32],
-) -> usize {
-    let dv = out.len();
-    for (c, out) in out.iter_mut().enumerate().skip(at) {
-        let mut column = 0.0f32;
-        for (p, v) in p.iter().zip(v.chunks_exact(dv)) {
-            column = p.mul_add(v[c].to_f32(), column);
-        }
-        *out = out.mul_add(a, column * b);
-    }
-    dv - at
 }
 
 /// 16 elements as f32.

@@ -48,3 +48,65 @@ pub const fn scratch_len(queries: usize) -> usize {
 pub const fn tiles(n_pos: usize) -> usize {
     n_pos.div_ceil(TILE)
 }
+
+/// A tier's rows, around its file's `scores` and `add_values`: so many queries share the keys of a tile, the most that are
+/// left; a last one goes alone.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! tier {
+    ($isa:expr, $attribute:meta, $($queries:literal),+) => {
+        /// Overlays the rows of this tier. The caller has the tier.
+        pub(crate) fn install(table: &mut KernelTable) {
+            table.attention_f32 = Entry { call: attention::<f32>, isa: $isa };
+            table.attention_f16 = Entry { call: attention::<f16>, isa: $isa };
+        }
+
+        #[$attribute]
+        fn attention<T: CacheElem>(
+            q: &RowsF32<'_>,
+            n_pos: &[u32],
+            kv: &KvTiles<'_, T>,
+            scale: f32,
+            scratch: &mut [f32],
+            out: &mut TileMut<'_>,
+        ) {
+            let queries = Queries { q, n_pos, scale };
+            walk(&queries, kv, scratch, out, |tile, running, out| {
+                let mut from = 0;
+                while from < out.rows() {
+                    from += match out.rows() - from {
+                        $( $queries.. => some_queries::<T, $queries>(&queries, from, tile, running, out), )+
+                        _ => some_queries::<T, 1>(&queries, from, tile, running, out),
+                    };
+                }
+            });
+        }
+
+        /// Takes a tile into `N` queries from `from` on; returns `N`.
+        #[inline]
+        #[$attribute]
+        fn some_queries<T: CacheElem, const N: usize>(
+            queries: &Queries<'_>,
+            from: usize,
+            tile: &Tile<'_, T>,
+            running: &mut Running<'_>,
+            out: &mut TileMut<'_>,
+        ) -> usize {
+            let visible: [usize; N] = std::array::from_fn(|i| queries.visible(from + i, tile.first));
+            if visible == [0; N] {
+                return N;
+            }
+            let rows = std::array::from_fn(|i| queries.q.row(from + i));
+            for (i, (scores, visible)) in
+                scores::<T, N>(rows, tile.k, queries.scale).iter().zip(visible).enumerate()
+            {
+                if visible > 0 {
+                    let (p, factors) = running.fold(from + i, scores, visible);
+                    add_values(&p[..visible], tile.v, factors, out.row_mut(from + i));
+                }
+            }
+            N
+        }
+    };
+}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use tier;

@@ -176,6 +176,27 @@ fn attention<T: CacheElem>(
     });
 }
 
+/// What a twin's registers leave of o = fma(o, a, o_t · b): the columns from `at` on; returns their number.
+#[inline(always)]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(crate) fn add_last_columns<T: CacheElem>(
+    p: &[f32],
+    v: &[T],
+    at: usize,
+    (a, b): (f32, f32),
+    out: &mut [f32],
+) -> usize {
+    let dv = out.len();
+    for (c, out) in out.iter_mut().enumerate().skip(at) {
+        let mut column = 0.0f32;
+        for (p, v) in p.iter().zip(v.chunks_exact(dv)) {
+            column = p.mul_add(v[c].to_f32(), column);
+        }
+        *out = out.mul_add(a, column * b);
+    }
+    dv - at
+}
+
 /// Calls `step` for every tile that some query sees, ascending, and divides at the end.
 #[inline(always)]
 pub(crate) fn walk<T: CacheElem>(

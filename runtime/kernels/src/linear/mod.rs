@@ -23,7 +23,10 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod parts;
 pub(crate) mod portable;
+pub(crate) mod units;
 
 use waste_plan::Packing;
 

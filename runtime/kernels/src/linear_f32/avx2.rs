@@ -280,9 +280,7 @@ fn weights<W: Format>(block: &[u8], i: usize) -> Acc {
                 _mm256_add_ps(_mm256_cvtepi32_ps(code), bias)
             })
         }
-        Packing::F32 | Packing::Plain | Packing::Columns | Packing::Record => {
-            dwords(block, i).map(|it| _mm256_castsi256_ps(it))
-        }
+        _ => dwords(block, i).map(|it| _mm256_castsi256_ps(it)),
     }
 }
 

@@ -248,9 +248,7 @@ fn weights<W: Format>(block: &[u8], i: usize) -> Acc {
                 vaddq_f32(vcvtq_f32_s32(code), bias)
             })
         }
-        Packing::F32 | Packing::Plain | Packing::Columns | Packing::Record => {
-            dwords(block, i).map(|it| vreinterpretq_f32_s32(it))
-        }
+        _ => dwords(block, i).map(|it| vreinterpretq_f32_s32(it)),
     }
 }
 

@@ -7,6 +7,7 @@ pub mod lut;
 
 use half::f16;
 use waste_kernels::{CpuFeatures, FxRowMut, FxRows, KernelTable, RowsF32, TileMut};
+use waste_plan::units::UnitScale;
 use waste_plan::{FxLayout, LANES, Math, Packing};
 
 /// SplitMix64.
@@ -143,9 +144,59 @@ pub fn weights(packing: Packing, blocks: usize, k: usize, rng: &mut Rng) -> Byte
                 }
             }
             Packing::Plain | Packing::Columns | Packing::Record => panic!("no blocks of rows"),
+            _ => fill_units(packing, block, rng),
         }
     }
     w
+}
+
+/// Random units: runs of equal bytes among random ones in codes and in integer scales, so that the largest sums are reached.
+fn fill_units(packing: Packing, block: &mut [u8], rng: &mut Rng) {
+    let layout = packing.units().expect("a packing in units");
+    for unit in block.chunks_exact_mut(layout.bytes()) {
+        for range in [0..layout.scales_at(), layout.scales_at()..layout.d_at()] {
+            let run = match rng.below(6) {
+                0 => Some(rng.next() as u8),
+                1 => Some([0, 0x7f, 0x80, 0xff][rng.below(4)]),
+                _ => None,
+            };
+            unit[range].iter_mut().for_each(|it| *it = run.unwrap_or(rng.next() as u8));
+        }
+        let small = if layout.has_group_scales() { 3e-4 } else { 0.01 };
+        let mut halves = |at: usize| {
+            for it in unit[at..at + 2 * LANES].as_chunks_mut::<2>().0 {
+                *it = f16::from_f32(rng.normal() * small).to_le_bytes();
+            }
+        };
+        if layout.minima {
+            halves(layout.m_at());
+        }
+        match layout.scale {
+            UnitScale::Half => halves(layout.d_at()),
+            UnitScale::Exponent => {
+                unit[layout.d_at()..][..LANES].iter_mut().for_each(|it| *it = 118 + rng.below(8) as u8);
+            }
+        }
+    }
+}
+
+/// The weight of row `lane`, input `i` of a block, as `waste_plan::units` describes it.
+fn unit_weight(packing: Packing, block: &[u8], lane: usize, i: usize) -> f64 {
+    let layout = packing.units().expect("a packing in units");
+    let (unit, i) = (&block[i / layout.inputs * layout.bytes()..][..layout.bytes()], i % layout.inputs);
+    let half = |at: usize| f16::from_le_bytes([unit[at + 2 * lane], unit[at + 2 * lane + 1]]).to_f64();
+    let d = match layout.scale {
+        UnitScale::Half => half(layout.d_at()),
+        UnitScale::Exponent => (f64::from(unit[layout.d_at() + lane]) - 128.0).exp2(),
+    };
+    let (mut scale, mut minimum) = (1.0, if layout.minima { half(layout.m_at()) } else { 0.0 });
+    if layout.has_group_scales() {
+        let byte = |at: usize| unit[at + i / layout.group * LANES + lane];
+        let s = byte(layout.scales_at());
+        scale = if layout.signed { f64::from(s.cast_signed()) } else { f64::from(s) };
+        minimum *= if layout.minima { -f64::from(byte(layout.minima_at())) } else { 0.0 };
+    }
+    d * scale * f64::from(layout.integer(unit, lane, i)) + minimum
 }
 
 /// The weight of row `r`, input `i`, read by the layout's description, in f64.
@@ -170,6 +221,7 @@ pub fn weight(packing: Packing, w: &[u8], k: usize, r: usize, i: usize) -> f64 {
             scale() * f64::from(nibble()) + half(packing.minima_at(k) + (i / 32 * LANES + lane) * 2)
         }
         Packing::Plain | Packing::Columns | Packing::Record => panic!("no blocks of rows"),
+        _ => unit_weight(packing, block, lane, i),
     }
 }
 
@@ -241,6 +293,37 @@ pub struct Linear {
 pub enum LinearFn {
     Fixed(Math, fn(&KernelTable, &[u8], usize, &FxRows<'_>, &mut TileMut<'_>)),
     Float(fn(&KernelTable, &[u8], usize, &RowsF32<'_>, &mut TileMut<'_>)),
+    /// The row serves all packings in units.
+    FixedUnits(Math, fn(&KernelTable, Packing, &[u8], usize, &FxRows<'_>, &mut TileMut<'_>)),
+    FloatUnits(fn(&KernelTable, Packing, &[u8], usize, &RowsF32<'_>, &mut TileMut<'_>)),
+}
+
+/// The packings in units.
+pub const UNITS: [Packing; 10] = [
+    Packing::W5,
+    Packing::W5M,
+    Packing::W4T,
+    Packing::W4E,
+    Packing::K2,
+    Packing::K3,
+    Packing::K4,
+    Packing::K5,
+    Packing::K6,
+    Packing::K4T,
+];
+
+/// Every linear row with every packing it serves.
+pub fn linears() -> Vec<Linear> {
+    let mut all = LINEARS.to_vec();
+    for packing in UNITS {
+        let fixed = |name, math, call| Linear { name, packing, call: LinearFn::FixedUnits(math, call) };
+        all.push(fixed("linear_units_fixed24", Math::Fixed24, KernelTable::linear_units_fixed24));
+        all.push(fixed("linear_units_fixed16", Math::Fixed16, KernelTable::linear_units_fixed16));
+        all.push(fixed("linear_units_fixed8", Math::Fixed8, KernelTable::linear_units_fixed8));
+        let call = LinearFn::FloatUnits(KernelTable::linear_units_f32);
+        all.push(Linear { name: "linear_units_f32", packing, call });
+    }
+    all
 }
 
 macro_rules! fixed {
@@ -263,6 +346,7 @@ macro_rules! float {
     };
 }
 
+/// The rows of packings whose kernels do not share their unpacking.
 pub const LINEARS: [Linear; 15] = [
     fixed!(linear_w8_fixed24, W8, Fixed24),
     fixed!(linear_w8_fixed16, W8, Fixed16),
@@ -294,6 +378,13 @@ impl Linear {
                 call(table, w, k, &Quantised::new(table, math, x, k).rows(), &mut tile);
             }
             LinearFn::Float(call) => call(table, w, k, &RowsF32::new(x, tokens, k, k), &mut tile),
+            LinearFn::FixedUnits(math, call) => {
+                let x = Quantised::new(table, math, x, k);
+                call(table, self.packing, w, k, &x.rows(), &mut tile);
+            }
+            LinearFn::FloatUnits(call) => {
+                call(table, self.packing, w, k, &RowsF32::new(x, tokens, k, k), &mut tile);
+            }
         }
         assert!(y.chunks(stride).all(|row| row[cols..] == [MARK; 3]), "{} wrote outside its tile", self.name);
         y.chunks(stride).flat_map(|row| row[..cols].to_vec()).collect()

@@ -2,9 +2,12 @@
 //!
 //! Works on one block of 16 rows at a time, so a caller may pack blocks in any order on any number of threads.
 
-use crate::dtype::{DType, FX_GROUP};
+use crate::dtype::DType;
+use crate::fx::FX_GROUP;
 use crate::pack::{LANES, Packing};
 use crate::schema::Weight;
+use crate::stored::StoredBlock;
+use crate::units::UnitScale;
 
 /// Where the stored bytes of a weight's parts come from.
 pub trait PartBytes: Sync {
@@ -205,6 +208,34 @@ fn put_row(weight: &Weight, lane: usize, row: &[u8], out: &mut [u8]) {
                 put_half(packing.minima_at(k), group, lane, &block[2..4], out);
                 put_nibbles(group, lane, ggml_nibble(&block[4..]), out);
             }
+        }
+        _ => put_units(weight, lane, row, out),
+    }
+}
+
+/// A row of stored blocks, each into its unit.
+fn put_units(weight: &Weight, lane: usize, row: &[u8], out: &mut [u8]) {
+    let layout = weight.packing.units().expect("a packing of another kind has an arm of its own");
+    let stored = weight.dtype.block().expect("a stored dtype").bytes as usize;
+    for (block, unit) in row.chunks_exact(stored).zip(out.chunks_exact_mut(layout.bytes())) {
+        let block = StoredBlock::read(weight.dtype, block);
+        for (i, code) in block.codes[..layout.inputs].iter().enumerate() {
+            layout.put_code(unit, lane, i, *code);
+        }
+        if layout.has_group_scales() {
+            for j in 0..layout.inputs / layout.group {
+                unit[layout.scales_at() + j * LANES + lane] = block.scales[j];
+                if layout.minima {
+                    unit[layout.minima_at() + j * LANES + lane] = block.minima[j];
+                }
+            }
+        }
+        match layout.scale {
+            UnitScale::Half => put_half(layout.d_at(), 0, lane, &block.d, unit),
+            UnitScale::Exponent => unit[layout.d_at() + lane] = block.d[0],
+        }
+        if layout.minima {
+            put_half(layout.m_at(), 0, lane, &block.m, unit);
         }
     }
 }

@@ -74,6 +74,16 @@ fn strided(it: &Operand, offset: u64, program: &Program) -> Result<u64, String> 
         | DType::Q4_0
         | DType::Q4_1
         | DType::Q8_0
+        | DType::Q5_0
+        | DType::Q5_1
+        | DType::Q2K
+        | DType::Q3K
+        | DType::Q4K
+        | DType::Q5K
+        | DType::Q6K
+        | DType::Iq4Nl
+        | DType::Iq4Xs
+        | DType::Mxfp4
         | DType::Vq3r
         | DType::Vq2r
         | DType::Vq4p

@@ -1,7 +1,7 @@
 //! AVX2 twins of the fixed-point linears.
 //!
 //! Both kernels walk the inputs in chunks of one activation group (128): the tokens' part of a chunk is laid out once
-//! (at most [`TOKENS`] tokens, so that it stays in L1), then every block of 16 rows is multiplied with all of them.
+//! (at most [`TOKENS`](crate::linear::parts::TOKENS) tokens, so that it stays in L1), then every block of 16 rows is multiplied with all of them.
 //! Accumulators live in the tile between chunks; groups ascend, so each output sees the order of the definition.
 //! One token takes its own way, straight from the packed bytes with software prefetch and no chunks.
 
@@ -12,9 +12,6 @@ use std::arch::x86_64::{__m256, _mm256_fmadd_ps, _mm256_mul_ps};
 
 use crate::cpu::Isa;
 use crate::table::{Entry, KernelTable};
-
-/// Tokens whose part of a chunk is laid out at once.
-const TOKENS: usize = 32;
 
 /// How far ahead of a matrix-vector product its weights are asked for, in bytes.
 const AHEAD: usize = 4096;

@@ -17,9 +17,10 @@ use std::ops::Range;
 
 use waste_plan::{FX_GROUP, LANES, Packing};
 
-use super::{AHEAD, TOKENS, scale_step};
+use super::{AHEAD, scale_step};
 use crate::avx2::{load_32, load_pair, prefetch, splat_4, store_32, store_pair, widen_halves, with_lanes};
 use crate::linear::check;
+use crate::linear::parts::{GROUPS, QUADS, SPAN, TOKENS, Token};
 use crate::linear::portable::GROUP;
 use crate::view::{FxRows, TileMut};
 
@@ -41,12 +42,8 @@ rows! {
     w4m_fixed8: 1, true;
 }
 
-/// Weight groups in a chunk of inputs.
-const GROUPS: usize = FX_GROUP / GROUP;
 /// Bytes of a group's codes, 16 rows.
 const GROUP_BYTES: usize = GROUP * LANES / 2;
-/// Quads of inputs in a group.
-const QUADS: usize = GROUP / 4;
 
 /// One weight group's part of one token.
 #[derive(Clone, Copy)]
@@ -123,25 +120,7 @@ impl<const PLANES: usize> Scratch<PLANES> {
     }
 }
 
-/// The rows of one token.
-struct Token<'a, const PLANES: usize> {
-    planes: [&'a [[[u8; 4]; QUADS]]; PLANES],
-    sums: [&'a [[i16; 2]]; PLANES],
-    z: &'a [f32],
-    xs: &'a [f32],
-}
-
-impl<'a, const PLANES: usize> Token<'a, PLANES> {
-    #[inline(always)]
-    fn new(x: &FxRows<'a>, t: usize) -> Self {
-        Self {
-            planes: std::array::from_fn(|p| x.plane_bytes(t, p).as_chunks::<4>().0.as_chunks().0),
-            sums: std::array::from_fn(|p| x.sums(t, p).as_chunks().0),
-            z: x.z(t),
-            xs: x.xs(t),
-        }
-    }
-
+impl<const PLANES: usize> Token<'_, PLANES> {
     /// The part of group `g`.
     #[inline(always)]
     fn part<const MINIMA: bool>(&self, g: usize, part: &mut Part<PLANES>) {
@@ -310,8 +289,6 @@ fn one_token<const PLANES: usize, const MINIMA: bool>(
     x: &FxRows<'_>,
     y: &mut TileMut<'_>,
 ) {
-    /// Groups whose parts are laid out at once: 2048 inputs.
-    const SPAN: usize = 64;
     let token = Token::<PLANES>::new(x, 0);
     let mut parts = [Part::ZERO; SPAN];
     for from in (0..k / GROUP).step_by(SPAN) {

@@ -19,20 +19,17 @@ use std::ops::Range;
 
 use waste_plan::{FX_GROUP, LANES, Packing};
 
-use super::{AHEAD, TOKENS, scale_step};
+use super::{AHEAD, scale_step};
 use crate::avx2::{
     load_32, load_pair, load_words, prefetch, splat_pair, store_pair, store_words, widen_halves, with_lanes,
 };
 use crate::linear::check;
+use crate::linear::parts::{GROUPS, QUADS, SPAN, TOKENS};
 use crate::linear::portable::GROUP;
 use crate::view::{FxRows, TileMut};
 
-/// Weight groups in a chunk of inputs.
-const GROUPS: usize = FX_GROUP / GROUP;
 /// Bytes of a group's codes, 16 rows.
 const GROUP_BYTES: usize = GROUP * LANES;
-/// Quads of inputs in a group.
-const QUADS: usize = GROUP / 4;
 
 macro_rules! rows {
     ($($name:ident: $planes:literal, $words:literal, $tokens:literal;)+) => {
@@ -332,8 +329,6 @@ fn one_token<const PLANES: usize, const WORDS: usize>(
     x: &FxRows<'_>,
     y: &mut TileMut<'_>,
 ) {
-    /// Groups whose parts are laid out at once: 2048 inputs.
-    const SPAN: usize = 64;
     let token = Token::<PLANES>::new(x, 0);
     let mut parts = [Part::<WORDS>::ZERO; SPAN];
     for from in (0..k / GROUP).step_by(SPAN) {

@@ -11,14 +11,12 @@ use std::hint::black_box;
 
 use waste_plan::{FX_GROUP, LANES, Packing};
 
-use super::{
-    AHEAD, Block, GROUPS, Part, Parts, QUADS, SPAN, TOKENS, Token, add_minima, loaded, nibbles, recombine,
-    store, walkers,
-};
+use super::{AHEAD, Block, Parts, add_minima, loaded, nibbles, recombine, store, walkers};
 use crate::avx2::prefetch;
 use crate::avx512::{load_64, splat_16, widen_16};
 use crate::cpu::Isa;
 use crate::linear::check;
+use crate::linear::parts::{GROUPS, Part, QUADS, SPAN, TOKENS, Token};
 use crate::linear::portable::{Codes, GROUP, W4, W4M, W8};
 use crate::table::{Entry, KernelTable};
 use crate::view::{FxRows, TileMut};

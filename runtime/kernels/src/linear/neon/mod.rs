@@ -3,7 +3,7 @@
 //!
 //! Three files multiply, each with the best instruction of its tier: `products` with those of NEON itself, `dotprod` with
 //! `sdot`, `i8mm` with `smmla`. What they have in common stands here: what a token brings to a weight group ([`Part`]) is
-//! laid out once; a matrix product walks the inputs in chunks of one activation group, so that the parts of [`TOKENS`]
+//! laid out once; a matrix product walks the inputs in chunks of one activation group, so that the parts of `TOKENS`
 //! tokens stay in L1, with its accumulators in the tile between chunks; one token goes through a block's inputs at a
 //! stretch. Groups ascend, so each output sees the order of the definition.
 //!
@@ -18,70 +18,17 @@ use std::arch::aarch64::{
     vdupq_n_s32, vfmaq_f32, vmulq_f32, vreinterpretq_s8_u8, vreinterpretq_u8_s8, vshlq_n_s32, vshrq_n_u8,
 };
 
-use waste_plan::{FX_GROUP, LANES, Packing};
+use waste_plan::{LANES, Packing};
 
-use crate::linear::portable::{Codes, GROUP};
+use crate::linear::parts::Part;
+use crate::linear::portable::Codes;
 use crate::neon::{load_64, widen_16};
-use crate::view::FxRows;
-
-/// Tokens whose part of a chunk is laid out at once.
-const TOKENS: usize = 32;
-/// Weight groups in a chunk of inputs.
-const GROUPS: usize = FX_GROUP / GROUP;
-/// Quads of inputs in a group.
-const QUADS: usize = GROUP / 4;
-/// Groups of a single token that are laid out at once: 2048 inputs.
-const SPAN: usize = 64;
-
-/// One weight group's part of one token.
-#[derive(Clone, Copy)]
-struct Part<const P: usize> {
-    /// 4 inputs each, plane by plane.
-    quads: [[[u8; 4]; QUADS]; P],
-    /// Sums of the group's two halves of 16.
-    sums: [[i16; 2]; P],
-    z: f32,
-    xs: f32,
-}
 
 impl<const P: usize> Part<P> {
-    const ZERO: Self = Self { quads: [[[0; 4]; QUADS]; P], sums: [[0; 2]; P], z: 0.0, xs: 0.0 };
-
     /// What plane p's sums of codes lack: W4's codes are not made signed.
     #[inline(always)]
     fn bias<C: Codes>(&self, p: usize) -> i32 {
-        let [low, high] = self.sums[p];
-        if matches!(C::PACKING, Packing::W4) { -8 * (i32::from(low) + i32::from(high)) } else { 0 }
-    }
-}
-
-/// The rows of one token.
-struct Token<'a, const P: usize> {
-    planes: [&'a [[[u8; 4]; QUADS]]; P],
-    sums: [&'a [[i16; 2]]; P],
-    z: &'a [f32],
-    xs: &'a [f32],
-}
-
-impl<'a, const P: usize> Token<'a, P> {
-    #[inline(always)]
-    fn new(x: &FxRows<'a>, t: usize) -> Self {
-        Self {
-            planes: std::array::from_fn(|p| x.plane_bytes(t, p).as_chunks().0.as_chunks().0),
-            sums: std::array::from_fn(|p| x.sums(t, p).as_chunks().0),
-            z: x.z(t),
-            xs: x.xs(t),
-        }
-    }
-
-    /// The parts of the groups from `from` on.
-    #[inline(always)]
-    fn lay_out(&self, from: usize, parts: &mut [Part<P>]) {
-        for (g, part) in (from..).zip(parts) {
-            part.quads = self.planes.map(|plane| plane[g]);
-            part.sums = self.sums.map(|sums| sums[g]);
-            (part.z, part.xs) = (self.z[g], self.xs[g / GROUPS]);
-        }
+        if matches!(C::PACKING, Packing::W4) { -8 * self.sum(p) } else { 0 }
     }
 }
 

@@ -11,9 +11,10 @@ use std::arch::aarch64::{
 
 use waste_plan::{LANES, Packing};
 
-use super::{Block, GROUPS, Part, SPAN, Sums, TOKENS, Token, eight, finish, halves, tier};
+use super::{Block, Sums, eight, finish, halves, tier};
 use crate::cpu::Isa;
 use crate::linear::check;
+use crate::linear::parts::{GROUPS, Part, SPAN, TOKENS, Token};
 use crate::linear::portable::{Codes, GROUP, W4, W4M, W8};
 use crate::neon::{load_lanes, splat_4, store_lanes};
 use crate::table::{Entry, KernelTable};

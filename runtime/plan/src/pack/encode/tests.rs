@@ -1,7 +1,11 @@
 //! Packed blocks, element by element.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 use super::*;
 use crate::schema::Part;
+use crate::stored::tests::golden;
+use crate::units::exponent_scale;
 
 struct Bytes(Vec<Vec<u8>>);
 impl PartBytes for Bytes {
@@ -175,4 +179,39 @@ fn codebooks_are_transposed_one_by_one() {
         out.chunks_exact(4).map(|it| f32::from_le_bytes(it.try_into().expect("four bytes"))).collect();
     let wanted = |from: usize| (0..8).flat_map(move |d| (0..3).map(move |c| (from + c * 8 + d) as f32));
     assert_eq!(found, wanted(0).chain(wanted(100)).collect::<Vec<_>>());
+}
+
+/// Packing keeps every integer and every scale.
+#[test]
+fn a_packed_row_decodes_to_the_same_weights() {
+    for (dtype, blocks, expected) in golden() {
+        let layout = Packing::of(dtype).and_then(Packing::units).unwrap();
+        let k = expected.len();
+        let weight = weight(dtype, Packing::of(dtype).unwrap(), 5, k as u64, vec![part(dtype, 5, false)]);
+        let mut out = vec![0xff; usize::try_from(weight.bytes).unwrap()];
+        pack_block(&weight, 0, &Bytes(vec![blocks.repeat(5)]), &mut RowBuffer::default(), &mut out);
+        for (lane, i) in [0, 4].into_iter().flat_map(|lane| (0..k).map(move |i| (lane, i))) {
+            let (unit, i_in) =
+                (&out[i / layout.inputs * layout.bytes()..][..layout.bytes()], i % layout.inputs);
+            let half = |at: usize| {
+                f64::from(half::f16::from_le_bytes([unit[at + 2 * lane], unit[at + 2 * lane + 1]]).to_f32())
+            };
+            let d = match layout.scale {
+                UnitScale::Half => half(layout.d_at()),
+                UnitScale::Exponent => f64::from(exponent_scale(unit[layout.d_at() + lane])),
+            };
+            let j = i_in / layout.group;
+            let m = match (layout.minima, layout.has_group_scales()) {
+                (false, _) => 0.0,
+                (true, false) => half(layout.m_at()),
+                (true, true) => -half(layout.m_at()) * f64::from(layout.group_minimum(unit, lane, j)),
+            };
+            let w =
+                f64::from(layout.integer(unit, lane, i_in)) * f64::from(layout.group_scale(unit, lane, j));
+            assert_eq!((d * w + m) as f32, expected[i], "{} lane {lane} input {i}", dtype.name());
+        }
+        let unit = &out[..layout.bytes()];
+        let is_zero = |lane| (0..layout.inputs).all(|i| layout.code(unit, lane, i) == 0);
+        assert!((5..LANES).all(is_zero), "rows past the end are zero");
+    }
 }

@@ -1,6 +1,6 @@
 //! Adapters: merged at compile they give the logits of a checkpoint into which NumPy merged them; what cannot be merged is refused by
 //! name.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "tests, which show their figures")]
 
 #[path = "support/scratch.rs"]
 mod scratch;
@@ -127,7 +127,7 @@ fn adapters_survive_files_and_texts() {
     let hash = &compiled.module.sources.values().next_back().unwrap().header_sha256;
     let message = from_text(&imported.replace(&hash[..], &"0".repeat(64))).unwrap_err().to_string();
     assert!(message.contains("has a header of SHA-256"), "{message}");
-    let both = "weight \"model.layers.0.self_attn.q_proj.weight+lora\": f32[64,64] = merge \
+    let both = "weight \"model.layers.0.self_attn.q_proj.weight+lora\": f32[64, 64] = merge \
                 \"model.layers.0.self_attn.q_proj.weight\" + f32 a @1+";
     let line = text.lines().find(|it| it.trim_start().starts_with(both)).unwrap();
     assert!(
@@ -186,7 +186,7 @@ fn what_cannot_be_merged_is_refused_by_name() {
     let scratch = Scratch::new("lora-refusals");
     let base = Fixture::open(CASES[0].0);
     let changed = Changed { scratch: &scratch, from: "llama-patterns" };
-    let keys: [(&str, serde_json::Value, &str); 12] = [
+    let keys: [(&str, serde_json::Value, &str); 14] = [
         ("use_dora", true.into(), "key 'use_dora' at 0x0: true is not supported"),
         ("bias", "all".into(), "key 'bias' at 0x0: 'all' is not supported"),
         ("peft_type", "LOHA".into(), "'LOHA' is not supported (LORA is)"),
@@ -195,6 +195,12 @@ fn what_cannot_be_merged_is_refused_by_name() {
         ("init_lora_weights", "pissa".into(), "'pissa' changes the base too"),
         ("r", 5.into(), "lora_A.weight' at"),
         ("r", serde_json::Value::Null, "key 'r' is missing"),
+        ("r", 0.into(), "key 'r' at 0x0: a rank of 0"),
+        (
+            "use_bdlora",
+            serde_json::json!({"nblocks": 2}),
+            "key 'use_bdlora.nblocks' at 0x0: is not understood",
+        ),
         ("target_modules", vec!["q_proj", "v_proj"].into(), "'target_modules' does not name"),
         ("target_modules", vec!["q_proj", "v_proj", "down_proj", "c_attn"].into(), "'c_attn' has no tensors"),
         ("rank_pattern", serde_json::json!({".*q_proj": 4}), "is a regular expression"),

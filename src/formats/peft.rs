@@ -1,6 +1,6 @@
 //! PEFT's LoRA adapters: `adapter_config.json` and `adapter_model.safetensors` in one folder.
 //!
-//! Source: peft 0.17, `LoraConfig`, `tuners/lora/layer.py`. A module `m` of the base gains scale · B·A, with A in
+//! Source: peft 0.21, `LoraConfig`, `tuners/lora/layer.py`. A module `m` of the base gains scale · B·A, with A in
 //! `base_model.model.{m}.lora_A.weight` of `[r, in]`, B in `….lora_B.weight` of `[out, r]`, and scale = alpha / r, or alpha / √r with
 //! `use_rslora`. `rank_pattern` and `alpha_pattern` name modules whose r and alpha differ.
 //!
@@ -226,6 +226,9 @@ impl<'a> Scales<'a> {
             ranks: pattern(meta, "rank_pattern.", |key| meta.u32(key))?,
             alphas: pattern(meta, "alpha_pattern.", |key| meta.f64(key))?,
         };
+        if scales.rank == 0 || scales.ranks.iter().any(|it| it.1 == 0) {
+            return Err(meta.refuse("r", "a rank of 0 adds nothing"));
+        }
         let unknown = meta.unused().find(|it| !is_harmless(meta, it)).map(str::to_owned);
         match unknown {
             Some(key) => Err(meta.refuse(&key, "is not understood")),

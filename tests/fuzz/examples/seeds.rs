@@ -1,4 +1,4 @@
-//! Writes the seed corpus from the tests' fixtures: `cargo run --example seeds` in tests/fuzz.
+//! Writes the seed corpus from the tests' fixtures: `cargo run -p waste-fuzz --example seeds`.
 
 use std::path::Path;
 
@@ -6,20 +6,12 @@ use waste::compile::{CompileOptions, compile};
 use waste::formats::ModelFiles;
 use waste::progress::Silent;
 use waste::text::TokenizerSpec;
-use waste_fuzz::{data, open_session};
-use waste_runtime::Token;
+use waste_fuzz::{TOKENIZER, data, experts_plan, open_session, session_options};
+use waste_runtime::{Session, Token};
 
 #[allow(dead_code, reason = "the tests use more of it")]
 #[path = "../../support/gguf.rs"]
 mod gguf;
-
-/// A vocabulary of a few tokens, as `tokenizers` writes it.
-const TOKENIZER: &str = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens":
-[{"id": 0, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}],
-"normalizer": null, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
-"post_processor": null, "decoder": {"type": "ByteLevel"},
-"model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
-"fuse_unk": false, "byte_fallback": false, "vocab": {"<s>": 0, "a": 1, "b": 2, "c": 3, "ab": 4, "abc": 5, "Ġ": 6}, "merges": ["a b", "ab c"]}}"#;
 
 fn main() {
     let put = |target: &str, name: &str, bytes: &[u8]| {
@@ -60,6 +52,19 @@ fn main() {
     put("config", "rope", &read("models/llama-rand-llama3rope-f16/config.json"));
     put("adapter", "rslora", &read("adapters/llama-rslora/adapter_config.json"));
     put("adapter", "patterns", &read("adapters/llama-patterns/adapter_config.json"));
+    put("adapter_tensors", "rslora", &adapter);
+    put(
+        "messages",
+        "three",
+        br#"[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a <|im_end|> b"},
+{"role": "assistant", "content": [{"type": "text", "text": "c"}]}]"#,
+    );
+    put(
+        "messages",
+        "more",
+        br#"{"messages": [{"role": "user", "content": "a"}], "tools": null, "add_generation_prompt": true}"#,
+    );
+    put("routing", "two", b"{\"layers\": [[0, 3], [1, 2]]}\n\n{\"layers\": [[3, 0], [2, 7]]}\n");
     put("chat_template", "chatml", &read("chat/chatml.jinja"));
     put("chat_template", "helpers", &read("chat/helpers.jinja"));
 
@@ -86,5 +91,11 @@ fn main() {
     session.step(&ids.map(|id| Token { row: 0, id }), &[4]).expect("it runs");
     session.save(0, &ids, &path).expect("a writable folder");
     put("session", "gpt2", &std::fs::read(&path).expect("written"));
+
+    let plan = experts_plan();
+    let mut session = Session::open(&plan, &session_options()).expect("it opens");
+    session.step(&ids.map(|id| Token { row: 0, id }), &[4]).expect("it runs");
+    session.learned().expect("a plan with experts").save(plan.plan(), &path).expect("a writable folder");
+    put("learned", "vq3r", &std::fs::read(&path).expect("written"));
     std::fs::remove_file(&path).expect("its own file");
 }

@@ -5,26 +5,34 @@
 //!
 //! Deliberately absent: expectations about which inputs are accepted; those are in the project's tests.
 
+#![forbid(unsafe_code)]
+
+mod places;
+
 use std::cell::RefCell;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::OnceLock;
 
+pub use places::{clean, data};
+use places::{container_folder, fixture, link, scratch, write};
 use waste::compile::{CompileOptions, compile};
 use waste::formats::container::{Container, MatrixKind};
 use waste::formats::{Adapter, ModelFiles, Source, parse_config};
-use waste::models::{ImportOptions, import, trained_ctx};
+use waste::models::{ImportOptions, import, merge_adapters, trained_ctx};
 use waste::progress::Silent;
-use waste::text::{ChatTemplate, TextStart, TokenizerSpec};
+use waste::report::budget::Trace;
+use waste::text::{ChatInput, ChatTemplate, TextStart, Tokenizer, TokenizerSpec, Zoned};
+use waste_ir::Module;
 use waste_plan::DType;
 use waste_plan::file::PlanFile;
 use waste_plan::validate::validate;
-use waste_runtime::{ExpertOptions, Isa, Session, SessionOptions};
+use waste_runtime::{ExpertOptions, Isa, Learned, LoadedPlan, Session, SessionOptions};
 
 /// A target: its input is all it depends on.
 pub type Target = fn(&[u8]);
 
 /// Every target by name.
-pub const TARGETS: [(&str, Target); 15] = [
+pub const TARGETS: [(&str, Target); 19] = [
     ("gguf", gguf),
     ("safetensors", safetensors),
     ("index", index),
@@ -37,15 +45,25 @@ pub const TARGETS: [(&str, Target); 15] = [
     ("plan_file", plan_file),
     ("plan_text", plan_text),
     ("session", session),
+    ("learned", learned),
+    ("routing", routing),
     ("config", config),
     ("adapter", adapter),
+    ("adapter_tensors", adapter_tensors),
     ("chat_template", chat_template),
+    ("messages", messages),
 ];
 
-/// The file `name` of the tests' fixtures.
-pub fn data(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../data").join(name)
-}
+/// A vocabulary of a few tokens, as `tokenizers` writes it.
+pub const TOKENIZER: &str = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens":
+[{"id": 0, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}],
+"normalizer": null, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+"post_processor": null, "decoder": {"type": "ByteLevel"},
+"model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
+"fuse_unk": false, "byte_fallback": false, "vocab": {"<s>": 0, "a": 1, "b": 2, "c": 3, "ab": 4, "abc": 5, "Ġ": 6}, "merges": ["a b", "ab c"]}}"#;
+
+/// What the adapters of the fixtures are made for.
+const ADAPTED: &str = "models/llama-rand-gqa-untied-f32";
 
 /// A GGUF: its table, every key in every type, every tensor's bytes.
 pub fn gguf(input: &[u8]) {
@@ -175,10 +193,7 @@ pub fn plan_text(input: &[u8]) {
 /// A saved session, restored into one of the model that the seeds were saved by.
 pub fn session(input: &[u8]) {
     thread_local!(static SESSION: RefCell<Session> = RefCell::new(open_session()));
-    // Damage is what a checksum is for; what lies behind it is reached with a right one.
-    let body = input.len().saturating_sub(4);
-    let mended = [&input[..body], &waste_plan::file::crc32c(&input[..body]).to_le_bytes()].concat();
-    for bytes in [input, &mended] {
+    for bytes in [input, &mended(input)] {
         let path = write("session/s.wses", bytes);
         SESSION.with_borrow_mut(|it| {
             if let Ok(ids) = it.restore(0, &path) {
@@ -189,14 +204,46 @@ pub fn session(input: &[u8]) {
     }
 }
 
+/// A list of used experts, and a session of its model that reads them.
+pub fn learned(input: &[u8]) {
+    static PLAN: OnceLock<LoadedPlan> = OnceLock::new();
+    let plan = PLAN.get_or_init(experts_plan);
+    for bytes in [input, &mended(input)] {
+        let path = write("learned/s.hot", bytes);
+        if let Ok(mut list) = Learned::load(plan.plan(), &path) {
+            list.add(&list.clone());
+            let mut session = Session::open(plan, &session_options()).expect("it opens");
+            session.warm(&list).expect("what is listed is read, or is not there");
+            list.save(plan.plan(), &path).expect("a writable folder");
+            assert_eq!(Learned::load(plan.plan(), &path).expect("just written"), list);
+        }
+    }
+}
+
+/// `input` with its last four bytes made the checksum of all before: damage is what a checksum is for, and what lies behind it is
+/// reached with a right one.
+fn mended(input: &[u8]) -> Vec<u8> {
+    let body = &input[..input.len().saturating_sub(4)];
+    [body, &waste_plan::file::crc32c(body).to_le_bytes()].concat()
+}
+
+/// A trace of routings, and caches over it.
+pub fn routing(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    if let Ok(trace) = Trace::parse(text) {
+        let rates = [1, 3, u64::MAX].map(|slots| trace.hit_rate(slots));
+        assert!(rates.iter().all(|it| (0.0..=1.0).contains(it)), "{rates:?}");
+    }
+}
+
 /// A `config.json`, by itself and beside the weights of a small Llama, which is imported.
 pub fn config(input: &[u8]) {
     let _ = parse_config("config.json", input);
-    link("config/model.safetensors", &data("models/llama-rand-gqa-untied-f32/model.safetensors"));
+    link("config/model.safetensors", &data(ADAPTED).join("model.safetensors"));
     write("config/config.json", input);
     let Ok(files) = ModelFiles::open(&scratch().join("config"), None) else { return };
     let Ok(ctx) = trained_ctx(&files) else { return };
-    let options = ImportOptions { ctx: ctx.min(128), batch: 1, chunk: 8, want: 1, kv: DType::F32 };
+    let options = ImportOptions { ctx: ctx.min(128), ..IMPORT };
     if let Ok(module) = import(&files, &options) {
         waste_ir::verify(&module).expect("what imports verifies");
     }
@@ -205,11 +252,33 @@ pub fn config(input: &[u8]) {
 /// The configuration of an adapter, beside its tensors.
 pub fn adapter(input: &[u8]) {
     let source = Source::open(&data("adapters/llama-rslora/adapter_model.safetensors"));
-    let source = source.expect("a fixture");
-    if let Ok(adapter) = Adapter::parse("adapter_config.json", input.to_vec(), source) {
-        assert!(adapter.layers().iter().all(|it| it.a.shape[0] == it.b.shape[1]));
+    merge(Adapter::parse("adapter_config.json", input.to_vec(), source.expect("a fixture")));
+}
+
+/// The tensors of an adapter, beside its configuration.
+pub fn adapter_tensors(input: &[u8]) {
+    link("adapter/adapter_config.json", &data("adapters/llama-rslora/adapter_config.json"));
+    write("adapter/adapter_model.safetensors", input);
+    merge(Adapter::open(&scratch().join("adapter")));
+}
+
+/// Merges an adapter into a small Llama.
+fn merge(adapter: waste::formats::Result<Adapter>) {
+    static BASE: OnceLock<(ModelFiles, Module)> = OnceLock::new();
+    let Ok(adapter) = adapter else { return };
+    assert!(adapter.layers().iter().all(|it| it.a.shape[0] == it.b.shape[1]));
+    let (files, module) = BASE.get_or_init(|| {
+        let files = ModelFiles::open(&data(ADAPTED), None).expect("a fixture");
+        let module = import(&files, &IMPORT).expect("a fixture");
+        (files, module)
+    });
+    let mut module = module.clone();
+    if merge_adapters(&mut module, files.format(), &[adapter]).is_ok() {
+        waste_ir::verify(&module).expect("what is merged verifies");
     }
 }
+
+const IMPORT: ImportOptions = ImportOptions { ctx: 128, batch: 1, chunk: 8, want: 1, kv: DType::F32 };
 
 /// A chat template, rendered for the shortest conversation.
 pub fn chat_template(input: &[u8]) {
@@ -220,12 +289,41 @@ pub fn chat_template(input: &[u8]) {
     }
 }
 
+/// A conversation, rendered by a common template.
+pub fn messages(input: &[u8]) {
+    static RENDERS: OnceLock<(ChatTemplate, Tokenizer)> = OnceLock::new();
+    let Ok(input) = ChatInput::from_json("messages", input, &Zoned::default()) else { return };
+    let (template, tokenizer) = RENDERS.get_or_init(|| {
+        let source = String::from_utf8(fixture("chat/chatml.jinja")).expect("a fixture");
+        let spec = TokenizerSpec::from_tokenizer_json("tokenizer.json", TOKENIZER.as_bytes());
+        let tokenizer = spec.and_then(TokenizerSpec::build).expect("a tokenizer");
+        (ChatTemplate::new("chatml", source, Vec::new()).expect("a fixture"), tokenizer)
+    });
+    if let Ok(rendered) = template.render(&input, tokenizer) {
+        let _ = (rendered.text(), rendered.ids(tokenizer));
+    }
+}
+
 /// What the seeds of [`session`] are saved by.
 pub fn open_session() -> Session {
-    let files = ModelFiles::open(&data("models/gpt2-rand-f32"), None).expect("a fixture");
-    let options = CompileOptions { chunk: Some(8), ..CompileOptions::usual() };
+    let plan = load("models/gpt2-rand-f32", CompileOptions { chunk: Some(8), ..CompileOptions::usual() });
+    Session::open(&plan, &session_options()).expect("it opens")
+}
+
+/// What the seeds of [`learned`] are lists of.
+pub fn experts_plan() -> LoadedPlan {
+    load("containers/tiny-vq3r", CompileOptions { chunk: Some(8), ..CompileOptions::usual() })
+}
+
+fn load(model: &str, options: CompileOptions) -> LoadedPlan {
+    let files = ModelFiles::open(&data(model), None).expect("a fixture");
     let compiled = compile(&files, &options, &mut |_| ()).expect("a fixture compiles");
-    let options = SessionOptions {
+    compiled.load(&Silent).expect("it loads")
+}
+
+/// One thread, on the rows that every machine has.
+pub fn session_options() -> SessionOptions {
+    SessionOptions {
         threads: 1,
         cpus: Vec::new(),
         isa: Isa::Portable,
@@ -234,8 +332,7 @@ pub fn open_session() -> Session {
         check_finite: false,
         profile: false,
         experts: ExpertOptions::default(),
-    };
-    Session::open(&compiled.load(&Silent).expect("it loads"), &options).expect("it opens")
+    }
 }
 
 /// Everything a file offers.
@@ -278,37 +375,4 @@ fn tokenize(spec: TokenizerSpec) {
     {
         let _ = tokenizer.decode(&ids, TextStart::Document);
     }
-}
-
-fn fixture(name: &str) -> Vec<u8> {
-    std::fs::read(data(name)).expect("a fixture")
-}
-
-/// The folder of this process.
-fn scratch() -> &'static Path {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| std::env::temp_dir().join(format!("waste-fuzz-{}", std::process::id())))
-}
-
-fn write(name: &str, bytes: &[u8]) -> PathBuf {
-    let path = scratch().join(name);
-    std::fs::create_dir_all(path.parent().expect("in a folder")).expect("a writable folder");
-    std::fs::write(&path, bytes).expect("a writable folder");
-    path
-}
-
-/// Puts a copy of `from` in place, once.
-fn link(name: &str, from: &Path) {
-    if !scratch().join(name).exists() {
-        write(name, &std::fs::read(from).expect("a fixture"));
-    }
-}
-
-/// A folder with the files of a small container, but for its manifest and first bank, of which `others` are put in place too.
-fn container_folder(name: &str, others: &[&str]) -> PathBuf {
-    let always = ["trunk.bin", "codebooks.bin", "experts-L2.bin", "experts-L3.bin"];
-    for file in always.iter().chain(others) {
-        link(&format!("{name}/{file}"), &data("containers/tiny-vq3r").join(file));
-    }
-    scratch().join(name)
 }

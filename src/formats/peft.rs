@@ -201,14 +201,14 @@ impl<'a> Scales<'a> {
         if let Some(bias) = meta.get_str("bias")?.filter(|it| *it != "none") {
             return Err(meta.refuse("bias", format!("'{}' is not supported ('none' is)", shown(bias))));
         }
-        if let Ok(Some(name)) = meta.get_str("init_lora_weights") {
-            if !INITIALISATIONS.contains(&name) {
-                let name = shown(name);
-                let reason = format!(
-                    "'{name}' changes the base too, which is not supported: convert the adapter to plain LoRA"
-                );
-                return Err(meta.refuse("init_lora_weights", reason));
-            }
+        if let Ok(Some(name)) = meta.get_str("init_lora_weights")
+            && !INITIALISATIONS.contains(&name)
+        {
+            let name = shown(name);
+            let reason = format!(
+                "'{name}' changes the base too, which is not supported: convert the adapter to plain LoRA"
+            );
+            return Err(meta.refuse("init_lora_weights", reason));
         }
         meta.get_bool("fan_in_fan_out")?;
         let targets = if meta.array_len("target_modules").is_some() {

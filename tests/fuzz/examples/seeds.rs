@@ -47,6 +47,8 @@ fn main() {
         TokenizerSpec::from_tokenizer_json("tokenizer.json", TOKENIZER.as_bytes()).expect("a tokenizer");
     put("section", "bpe", &spec.to_section());
     put("tokenizer_json", "bpe", TOKENIZER.as_bytes());
+    put("tokenizer_json", "last_id", TOKENIZER.replace("\"abc\": 5", "\"abc\": 4294967295").as_bytes());
+    put("tiktoken", "last_id", b"YQ== 0\nYg== 4294967295\n");
     put("tiktoken", "ranks", &read("container/tiktoken.model"));
     put("config", "llama", &read("models/llama-rand-gqa-untied-f32/config.json"));
     put("config", "rope", &read("models/llama-rand-llama3rope-f16/config.json"));

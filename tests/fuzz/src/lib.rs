@@ -358,11 +358,11 @@ fn touch_container(folder: &Path) {
         tensor.decode_row(container.trunk(), tensor.rows() - 1, &mut out);
     }
     for bank in container.banks().values() {
+        let matrices = MatrixKind::ALL.map(|it| (it, bank.matrix(it), container.books(bank, it)));
         for record in (0..bank.experts()).filter_map(|expert| container.record(bank, expert).ok()) {
-            for kind in MatrixKind::ALL {
-                let (matrix, books) = (bank.matrix(kind), container.books(bank, kind));
+            for (kind, matrix, books) in &matrices {
                 let mut out = vec![0.0; matrix.cols as usize];
-                record.decode_row(kind, matrix.rows - 1, &books, &mut out);
+                record.decode_row(*kind, matrix.rows - 1, books, &mut out);
             }
         }
     }

@@ -9,7 +9,6 @@ use waste::text::TokenizerSpec;
 use waste_fuzz::{TOKENIZER, data, experts_plan, open_session, session_options};
 use waste_runtime::{Session, Token};
 
-#[allow(dead_code, reason = "the tests use more of it")]
 #[path = "../../support/gguf.rs"]
 mod gguf;
 

@@ -11,7 +11,7 @@ mod places;
 
 use std::cell::RefCell;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 
 pub use places::{clean, data};
 use places::{container_folder, fixture, link, scratch, write};
@@ -282,6 +282,7 @@ const IMPORT: ImportOptions = ImportOptions { ctx: 128, batch: 1, chunk: 8, want
 
 /// A chat template, rendered for the shortest conversation.
 pub fn chat_template(input: &[u8]) {
+    renderers_may_panic();
     let Ok(text) = std::str::from_utf8(input) else { return };
     let words = vec![("eos_token".to_owned(), "<|im_end|>".to_owned())];
     if let Ok(template) = ChatTemplate::new("template", text.to_owned(), words) {
@@ -289,8 +290,23 @@ pub fn chat_template(input: &[u8]) {
     }
 }
 
+/// A panic inside the renderer's crate ends its thread, which is reported as an error: no finding, though libFuzzer's hook would end the
+/// process.
+fn renderers_may_panic() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if std::thread::current().name() != Some("chat template") {
+                before(info);
+            }
+        }));
+    });
+}
+
 /// A conversation, rendered by a common template.
 pub fn messages(input: &[u8]) {
+    renderers_may_panic();
     static RENDERS: OnceLock<(ChatTemplate, Tokenizer)> = OnceLock::new();
     let Ok(input) = ChatInput::from_json("messages", input, &Zoned::default()) else { return };
     let (template, tokenizer) = RENDERS.get_or_init(|| {

@@ -8,7 +8,7 @@ use waste::formats::Source;
 use waste::progress::Silent;
 use waste_ir::{Dim, GraphBuilder, ModelInfo, Module, Phase, SourceDecl, SymDecl, TensorType, WeightInit};
 use waste_plan::DType;
-use waste_runtime::{Isa, Session, SessionOptions, Token};
+use waste_runtime::{Session, SessionOptions, Token};
 
 const LETTERS: &[u8] = b" abcdefghijklmnopqrstuvwxyz";
 const TEXT: &str = " the cat sat on the mat and the rat ran at the cat ";
@@ -24,17 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     print!("{}", compiled.ir);
 
-    let options = SessionOptions {
-        threads: 1,
-        cpus: Vec::new(),
-        isa: Isa::Amx,
-        max_mem: None,
-        verify: true,
-        check_finite: false,
-        profile: false,
-        experts: waste_runtime::ExpertOptions::default(),
-    };
-    let mut session = Session::open(&compiled.load(&Silent)?, &options)?;
+    let mut session = Session::open(&compiled.load(&Silent)?, &SessionOptions::default())?;
     let mut id = LETTERS.iter().position(|it| *it == b'c').map_or(0, |it| it as u32);
     let mut text = String::new();
     for _ in 0..12 {

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use waste::generate::{Prompt, Rules, generate};
 use waste::text::{SamplerOptions, TextStart, TokenizerSpec};
-use waste_runtime::{Isa, LoadedPlan, Session, SessionOptions, needed_bytes};
+use waste_runtime::{LoadedPlan, Session, SessionOptions, needed_bytes};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
@@ -16,16 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let loaded = LoadedPlan::open(Path::new(&path))?;
     let tokenizer = TokenizerSpec::from_section(loaded.text())?.build()?;
 
-    let options = SessionOptions {
-        threads: 1,
-        cpus: Vec::new(),
-        isa: Isa::Amx,
-        max_mem: Some(1 << 30),
-        verify: true,
-        check_finite: false,
-        profile: false,
-        experts: waste_runtime::ExpertOptions::default(),
-    };
+    let options = SessionOptions { max_mem: Some(1 << 30), ..SessionOptions::default() };
     println!("{path} needs {} bytes; at most {} are allowed", needed_bytes(loaded.plan(), 1), 1 << 30);
     let mut session = Session::open(&loaded, &options)?;
 

@@ -8,14 +8,12 @@ mod chat_program;
 mod chat_turns;
 #[path = "support/program.rs"]
 mod program;
-#[path = "support/scratch.rs"]
-mod scratch;
 mod support;
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use scratch::Scratch;
+use support::scratch::{self, Scratch};
 use waste::formats::ModelFiles;
 use waste::text::{ChatInput, ChatTemplate, Message, TextError, Tokenizer, TokenizerSpec, Zoned};
 

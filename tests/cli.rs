@@ -346,8 +346,8 @@ fn help_is_reviewed() {
     settings.set_prepend_module_to_snapshot(false);
     settings.set_omit_expression(true);
     let verbs = [
-        "compile", "exec", "run", "chat", "dump", "diff", "plan", "check", "tokenize", "bench", "eval",
-        "convert", "verify", "info",
+        "compile", "exec", "run", "chat", "dump", "diff", "plan", "check", "tokenize", "bench", "bisect",
+        "eval", "convert", "verify", "info",
     ];
     settings.bind(|| {
         insta::assert_snapshot!("help", Waste::new(&scratch).arg("--help").run().ok().stdout);

@@ -39,8 +39,6 @@ fn gpt2s_vocabulary_gives_the_oracles_ids() {
     }
 }
 
-#[path = "support/scratch.rs"]
-mod scratch;
 mod support;
 #[path = "support/text_corpus.rs"]
 mod text_corpus;
@@ -49,7 +47,7 @@ mod text_vocab;
 #[path = "support/vocabularies.rs"]
 mod vocabularies;
 
-use support::gguf;
+use support::{gguf, scratch};
 
 /// SmolLM2-135M (Q4_1, as its package ships it) against the float64 references: logits, greedy text, ids of the oracle's strings;
 /// one hash over threads, chunks and tiers.
@@ -59,9 +57,8 @@ mod smollm2 {
     use waste::compile::CompileOptions;
     use waste::formats::ModelFiles;
     use waste::text::TokenizerSpec;
-    use waste_runtime::CpuFeatures;
 
-    use super::support::{Fixture, Prompt, Run, f32s, greedy, hash, rel_l2, run};
+    use super::support::{Fixture, Prompt, Run, f32s, greedy, hash, rel_l2, run, tiers};
 
     #[derive(serde::Deserialize)]
     struct Rows {
@@ -85,7 +82,10 @@ mod smollm2 {
         let oracle: serde_json::Value = serde_json::from_slice(&oracle).unwrap();
         let prompts: Vec<Prompt> = serde_json::from_value(oracle["prompts"].clone()).unwrap();
         let files = ModelFiles::open(&model, None).unwrap();
-        (Fixture { folder, files, prompts, logits }, rows.prompts.into_iter().map(|it| it.rows).collect())
+        (
+            Fixture { folder, files, prompts, logits, scratch: None },
+            rows.prompts.into_iter().map(|it| it.rows).collect(),
+        )
     }
 
     #[test]
@@ -123,8 +123,8 @@ mod smollm2 {
             };
             let loaded = fixture.compile(&options);
             for threads in [1, 2, 3] {
-                for isa in CpuFeatures::detect().tiers() {
-                    hashes.insert(hash(&run(&loaded, &Run { threads, isa, ..Run::default() }, &[ids])[0]));
+                for (_, cpu) in tiers() {
+                    hashes.insert(hash(&run(&loaded, &Run { threads, cpu, ..Run::default() }, &[ids])[0]));
                 }
             }
         }

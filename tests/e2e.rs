@@ -3,10 +3,9 @@
 
 mod support;
 
-use support::{Fixture, Run, greedy, hash, rel_l2, run};
+use support::{Fixture, Run, greedy, hash, rel_l2, run, tiers};
 use waste::compile::CompileOptions;
 use waste_plan::Math;
-use waste_runtime::CpuFeatures;
 
 /// Random models with float64 references.
 const FIXTURES: [&str; 5] = [
@@ -51,8 +50,10 @@ fn greedy_continuations_equal_the_references() {
 /// One hash over threads × chunk × alone or in a ragged batch × tiers.
 #[test]
 fn the_same_bits_however_it_runs() {
-    for name in FIXTURES {
-        let fixture = Fixture::open(name);
+    let models = FIXTURES.map(|name| (name, Fixture::open(name)));
+    // Only matrices of integers have kernels for AMX.
+    let integers = ("integer weights", Fixture::quantised("llama-rand-gqa-untied-f32"));
+    for (name, fixture) in models.into_iter().chain([integers]) {
         let prompts: Vec<&[u32]> = fixture.prompts.iter().map(|it| &it.ids[..]).collect();
         let alone: Vec<String> = {
             let loaded = fixture.compile(&options(64, 1));
@@ -61,19 +62,17 @@ fn the_same_bits_however_it_runs() {
         };
         for (chunk, batch) in [(1, 1), (7, 3), (64, 3), (256, 3)] {
             let loaded = fixture.compile(&options(chunk, batch));
-            for threads in [1, 2, 3] {
-                for isa in CpuFeatures::detect().tiers() {
-                    let how = Run { threads, isa, ..Run::default() };
+            for (tier, cpu) in tiers() {
+                for threads in [1, 2, 3] {
+                    let how = Run { threads, cpu, ..Run::default() };
                     let found: Vec<String> = if batch == 1 {
                         prompts.iter().map(|ids| hash(&run(&loaded, &how, &[ids])[0])).collect()
                     } else {
                         run(&loaded, &how, &prompts).iter().map(|it| hash(it)).collect()
                     };
                     assert_eq!(
-                        found,
-                        alone,
-                        "{name}: chunk {chunk}, batch {batch}, {threads} threads, {}",
-                        isa.name()
+                        found, alone,
+                        "{name}: chunk {chunk}, batch {batch}, {threads} threads, {tier}"
                     );
                 }
             }

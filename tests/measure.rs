@@ -1,15 +1,13 @@
 //! The verbs that measure: `bench`, `eval` and `info`, run as a user runs them.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "support/scratch.rs"]
-mod scratch;
 mod support;
 
 use std::path::Path;
 use std::process::{Command, Output};
 
-use scratch::Scratch;
 use serde_json::Value;
+use support::scratch::Scratch;
 use support::{Fixture, rel_l2};
 
 const MODEL: &str = "llama-rand-gqa-untied-f32";

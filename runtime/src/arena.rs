@@ -263,6 +263,14 @@ impl Spaces {
         unsafe { std::slice::from_raw_parts(ptr.cast_const(), span) }
     }
 
+    /// Sets `bytes` bytes of scratch, between steps: nobody else holds a view then.
+    pub(crate) fn fill_scratch(&self, offset: u64, bytes: u64, value: u8) {
+        let ptr = self.scratch.at(offset, bytes);
+        let n = usize::try_from(bytes).expect("inside the space");
+        // SAFETY: in bounds by `at`; the caller is alone between steps (module invariant).
+        unsafe { ptr.write_bytes(value, n) }
+    }
+
     /// A writable tile of an f32 operand.
     pub(crate) fn tile(&self, operand: &Operand, rows: Range<usize>, cols: Range<usize>) -> TileMut<'_> {
         assert!(cols.end <= operand.cols as usize, "columns {cols:?} of {}", operand.cols);

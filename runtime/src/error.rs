@@ -71,6 +71,12 @@ pub enum RuntimeError {
         /// Which value: row of logits, or step and op.
         what: String,
     },
+    /// A step reads bytes whose value is dead.
+    #[error("{what}")]
+    Poisoned {
+        /// Program, step, op and operand, and whose value it was.
+        what: String,
+    },
     /// An expert cannot be had.
     #[error(transparent)]
     Experts(#[from] crate::experts::ExpertError),

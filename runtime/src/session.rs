@@ -7,75 +7,27 @@
 //! - a row's recurrent states have two halves: a step reads the accepted one and writes the other, and accepting it flips them;
 //! - the bits of the logits depend on the tokens of their row alone.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
-use waste_kernels::{CpuFeatures, Isa, KernelTable};
-use waste_plan::schema::{Plan, PortName, Program, StateKind, Step, StepKind};
+use waste_kernels::KernelTable;
+use waste_plan::schema::{Plan, PortName, Program, StateKind};
 
 use crate::arena::{Call, Spaces, ThreadScratch};
 use crate::error::RuntimeError;
 use crate::exec::{Exec, missing_kernels};
 use crate::experts::ExpertError;
 use crate::loaded::LoadedPlan;
+use crate::look::{After, Onlooker, StepView, look};
 use crate::needs::{needed_bytes_with, position_bytes, recurrent_bytes, weight_bytes};
+use crate::options::{Counters, SessionOptions, Token};
+use crate::poison::{Deaths, Poison};
 use crate::profile::Profile;
-use crate::stream::{ExpertOptions, ExpertSource};
+use crate::stream::ExpertSource;
 use crate::sys::thread_allocations;
 use crate::team::{Member, Team};
 use crate::trace::{Slice, Trace};
-
-/// How a session runs.
-#[derive(Clone, Debug)]
-pub struct SessionOptions {
-    /// Threads, at least 1.
-    pub threads: usize,
-    /// Processors to pin threads to, by thread; empty: wherever the system puts them.
-    pub cpus: Vec<usize>,
-    /// The best kernel tier to use.
-    pub isa: Isa,
-    /// Refuse to open above this many bytes.
-    pub max_mem: Option<u64>,
-    /// Check the CRC of every weight before the first result.
-    pub verify: bool,
-    /// Check every result of every step, to name the first that is not finite.
-    pub check_finite: bool,
-    /// Measure each step.
-    pub profile: bool,
-    /// How experts are streamed, if the plan has any in files.
-    pub experts: ExpertOptions,
-}
-
-/// One token of a batch: `(row, id)`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Token {
-    /// The sequence it belongs to.
-    pub row: u32,
-    /// Its id.
-    pub id: u32,
-}
-
-/// What a session has done so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Steps started: prefill chunks and decode steps.
-    pub forwards_scheduled: u64,
-    /// Steps accepted.
-    pub forwards_useful: u64,
-    /// Tokens accepted.
-    pub tokens: u64,
-    /// Barriers that threads met at.
-    pub barriers: u64,
-    /// Tiles carried out, by all threads.
-    pub tiles: u64,
-    /// Bytes of packed weights multiplied with: by the plan, and of experts those that had a token.
-    pub weight_bytes: u64,
-    /// Bytes of caches read and written, by the plan.
-    pub state_bytes: u64,
-    /// Allocations that threads of the session made in steps; 0 where
-    /// [`CountingAllocator`](crate::sys::CountingAllocator) is not installed.
-    pub allocations: u64,
-}
+use crate::walk::{claim_tiles, next_step};
 
 /// A loaded plan with memory and threads.
 #[derive(Debug)]
@@ -85,7 +37,7 @@ pub struct Session {
     spaces: Spaces,
     table: KernelTable,
     team: Team,
-    scratch: Vec<std::sync::Mutex<ThreadScratch>>,
+    scratch: Vec<Mutex<ThreadScratch>>,
     /// One claim counter a step, per program.
     claims: Vec<Vec<AtomicUsize>>,
     /// Accepted tokens of each row.
@@ -106,6 +58,7 @@ pub struct Session {
     check_finite: bool,
     profile: Option<Profile>,
     trace: Option<Trace>,
+    poison: Option<Poison>,
     counters: Counters,
 }
 
@@ -130,7 +83,7 @@ impl Session {
         let claims =
             plan.programs.iter().map(|it| it.steps.iter().map(|_| AtomicUsize::new(0)).collect()).collect();
         let scratch = (0..options.threads.max(1))
-            .map(|_| ThreadScratch::new(plan.memory.thread).map(std::sync::Mutex::new))
+            .map(|_| ThreadScratch::new(plan.memory.thread).map(Mutex::new))
             .collect::<Result<_, _>>()?;
         let cpus = options.cpus.clone();
         let profile = options.profile.then(|| Profile::new(&plan));
@@ -139,7 +92,7 @@ impl Session {
         }
         Ok(Self {
             spaces: Spaces::new(&plan, loaded.weights())?,
-            table: KernelTable::new(CpuFeatures::detect().capped(options.isa)),
+            table: KernelTable::new(options.cpu),
             team: Team::new(options.threads.max(1), move |i| {
                 if let Some(cpu) = cpus.get(i) {
                     crate::sys::pin_thread(*cpu);
@@ -160,6 +113,7 @@ impl Session {
             check_finite: options.check_finite,
             profile,
             trace: None,
+            poison: None,
             counters: Counters::default(),
             plan,
             loaded: loaded.clone(),
@@ -256,6 +210,11 @@ impl Session {
         self.trace.as_ref()
     }
 
+    /// From now on bytes whose value is dead hold a pattern, and a step that reads it fails by name: slow, to find faults of plans.
+    pub fn poison(&mut self, deaths: Deaths) {
+        self.poison = Some(Poison::new(&self.plan, deaths));
+    }
+
     /// Most tokens of one call, and most wanted rows.
     #[must_use]
     pub fn limits(&self) -> (u32, u32) {
@@ -269,6 +228,31 @@ impl Session {
     /// # Errors
     /// If the batch does not fit the plan, a weight is damaged, logits are not finite, or the step was cancelled.
     pub fn step(&mut self, batch: &[Token], want: &[u32]) -> Result<(), RuntimeError> {
+        let mut poison = self.poison.take();
+        let done = self.step_before(batch, want, poison.as_mut().map(|it| it as &mut dyn Onlooker));
+        self.poison = poison;
+        done
+    }
+
+    /// As [`Self::step`], and `f` sees the results of every step before the next step runs, and may replace them. Slow.
+    ///
+    /// # Errors
+    /// As [`Self::step`].
+    pub fn step_seen(
+        &mut self,
+        batch: &[Token],
+        want: &[u32],
+        f: &mut (dyn FnMut(&StepView<'_>) + Send),
+    ) -> Result<(), RuntimeError> {
+        self.step_before(batch, want, Some(&mut After(f)))
+    }
+
+    fn step_before(
+        &mut self,
+        batch: &[Token],
+        want: &[u32],
+        onlooker: Option<&mut dyn Onlooker>,
+    ) -> Result<(), RuntimeError> {
         let program = self.choose(batch, want)?;
         self.check_batch(batch, want)?;
         self.verify_weights()?;
@@ -276,7 +260,7 @@ impl Session {
         self.fill_inputs(batch, want);
         let call = Call { tokens: as_u32(batch.len()), want: as_u32(want.len()) };
         self.counters.forwards_scheduled += 1;
-        let expert_bytes = self.walk(program, call)?;
+        let expert_bytes = self.walk(program, call, onlooker)?;
         self.accept(program, batch, call, expert_bytes)?;
         self.counters.allocations += thread_allocations() - before;
         Ok(())
@@ -395,7 +379,12 @@ impl Session {
     }
 
     /// All threads walk the program together; how many bytes of experts' matrices they multiplied with.
-    fn walk(&mut self, program: usize, call: Call) -> Result<u64, RuntimeError> {
+    fn walk(
+        &mut self,
+        program: usize,
+        call: Call,
+        onlooker: Option<&mut dyn Onlooker>,
+    ) -> Result<u64, RuntimeError> {
         let steps = &self.plan.programs[program].steps;
         let claims = &self.claims[program];
         claims.iter().for_each(|it| it.store(0, Ordering::Relaxed));
@@ -403,6 +392,7 @@ impl Session {
             spaces: &self.spaces,
             table: &self.table,
             call,
+            program,
             halves: &self.halves,
             experts: self.experts.as_ref(),
             cancel: &self.cancel,
@@ -413,6 +403,8 @@ impl Session {
         }
         let (tiles, allocations) = (AtomicUsize::new(0), AtomicU64::new(0));
         let bad_step = AtomicU32::new(u32::MAX);
+        let onlooker = onlooker.map(Mutex::new);
+        let view = |at: usize| StepView { exec: &exec, program: &self.plan.programs[program], at };
         let (cancel, scratch, check) = (&self.cancel, &self.scratch, self.check_finite);
         let clock = self.profile.as_ref().map(|it| it.clock(program));
         let number = self.trace.as_mut().map_or(0, Trace::begin);
@@ -426,6 +418,9 @@ impl Session {
             while let Some(step) = steps.get(at) {
                 if step.barrier || clock.is_some() || check {
                     member.barrier();
+                }
+                if let Some(it) = &onlooker {
+                    look(member, it, |it| it.before(&view(at)));
                 }
                 let started = clock.as_ref().map(|it| it.start(member.index));
                 let (began, before) = (lane.as_ref().map(|it| it.now()), done);
@@ -457,6 +452,9 @@ impl Session {
                         bad_step.fetch_min(as_u32(at), Ordering::Relaxed);
                     }
                 }
+                if let Some(it) = &onlooker {
+                    look(member, it, |it| it.after(&view(at)));
+                }
                 at = next_step(&exec, steps, claims, at);
             }
             tiles.fetch_add(done, Ordering::Relaxed);
@@ -477,6 +475,10 @@ impl Session {
         }
         if self.cancel.swap(false, Ordering::Relaxed) {
             return Err(RuntimeError::Cancelled);
+        }
+        let mut onlooker = onlooker.map(|it| it.into_inner().expect("only thread 0 looks on"));
+        if let Some(error) = onlooker.as_mut().and_then(|it| it.verdict()) {
+            return Err(error);
         }
         match bad_step.into_inner() {
             u32::MAX => Ok(expert_bytes),
@@ -545,45 +547,6 @@ impl Session {
         }
         self.is_verified = true;
         Ok(())
-    }
-}
-
-/// The step after step `at`: of the end of a loop over experts its beginning, while experts are left. All threads decide alike, since
-/// the answer was settled before the last barrier.
-fn next_step(exec: &Exec<'_>, steps: &[Step], claims: &[AtomicUsize], at: usize) -> usize {
-    match (&steps[at].kind, exec.experts) {
-        // Everybody has left the steps before these two, and nobody is at them again before the next barrier.
-        (StepKind::ExpertWindow { body, .. }, Some(_)) => {
-            claims[at + *body as usize].store(0, Ordering::Relaxed);
-            at + 1
-        }
-        (StepKind::ExpertRelease { body, .. }, Some(experts)) if experts.has_more() => {
-            let window = at - *body as usize;
-            claims[window..at].iter().for_each(|it| it.store(0, Ordering::Relaxed));
-            window
-        }
-        _ => at + 1,
-    }
-}
-
-/// Claims and carries out tiles of one step until none is left; returns how many.
-fn claim_tiles(
-    exec: &Exec<'_>,
-    step: &Step,
-    claim: &AtomicUsize,
-    scratch: &mut [f32],
-    cancel: &AtomicBool,
-) -> usize {
-    let mut done = 0;
-    let n = exec.n_tiles(step);
-    let stops = !step.kind.moves_experts();
-    loop {
-        let index = claim.fetch_add(1, Ordering::Relaxed);
-        if index >= n || (stops && cancel.load(Ordering::Relaxed)) {
-            return done;
-        }
-        exec.tile(step, index, scratch);
-        done += 1;
     }
 }
 

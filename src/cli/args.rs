@@ -209,6 +209,16 @@ pub(crate) fn read_text(path: &std::path::Path) -> Result<String, super::error::
     })
 }
 
+/// Ids separated by anything that JSON or people put between numbers.
+pub(crate) fn parse_ids(text: &str) -> Result<Vec<u32>, String> {
+    let separates = |c: char| c.is_whitespace() || matches!(c, ',' | '[' | ']');
+    let words = text.split(separates).filter(|it| !it.is_empty());
+    let ids: Vec<u32> = words
+        .map(|it| it.parse().map_err(|_| format!("'{}' is no token id", waste::formats::shown(it))))
+        .collect::<Result<_, _>>()?;
+    if ids.is_empty() { Err("holds no token ids".into()) } else { Ok(ids) }
+}
+
 /// A model or plan argument.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TargetArg {
@@ -339,6 +349,15 @@ mod tests {
         assert_eq!(size("1.5 GiB"), Some(3 << 29));
         for bad in ["", "x", "-1", "1X", "G", "nan", "inf", "99999999T"] {
             assert_eq!(size(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn ids_come_as_json_or_as_words() {
+        assert_eq!(parse_ids("[1, 2,\n3]"), Ok(vec![1, 2, 3]));
+        assert_eq!(parse_ids("7 8 9\n"), Ok(vec![7, 8, 9]));
+        for wrong in ["", "[]", "1 -2", "1.5", "x", "4294967296"] {
+            assert!(parse_ids(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -3,20 +3,23 @@
 //! Each test warms its exact shape once, then runs so often from the same history. The roof is this machine's own reading
 //! speed over a working set of the same size, measured right after the test with the same threads.
 //!
-//! Deliberately absent: several sequences at once, and any comparison across runs.
+//! Deliberately absent: several sequences at once.
 
+mod compare;
 mod profile;
 mod record;
 mod test;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use waste::report::cost::{CallShape, Cost, call_cost, program_for};
 use waste::report::probe::Probe;
+use waste::report::roofline::Roofs;
 use waste_plan::schema::Plan;
 use waste_runtime::sys::{self, Machine};
-use waste_runtime::{LoadedPlan, RuntimeError, Session, Token};
+use waste_runtime::{LoadedPlan, RuntimeError, Session, Token, peak_flops};
 
 use super::args::{Backend, Cpus, LimitArgs, MachineArgs, ShapeArgs, StreamArgs, TargetArg};
 use super::cx::Cx;
@@ -24,7 +27,8 @@ use super::error::CliError;
 use super::open::{self, Setup};
 use profile::Profiled;
 use record::{Record, TableForm};
-use test::{Test, random_ids, tests};
+pub(super) use test::random_ids;
+use test::{Test, tests};
 
 /// How long the probe reads.
 const PROBE_TIME: Duration = Duration::from_millis(250);
@@ -64,15 +68,28 @@ pub(crate) struct BenchArgs {
     shape: ShapeArgs,
     #[command(flatten)]
     limits: LimitArgs,
-    /// Also print where the time goes, by class of op: predicted bytes and operations, measured time
+    /// Also print where the time goes, by class of op: predicted bytes and operations, measured time, and the least time possible
     #[arg(long)]
     profile: bool,
+    /// Run another program in turn with this one, each in fresh processes, and print ratios: a shell command that prints what
+    /// llama-bench -o json prints; of any other the wall time counts
+    #[arg(long, value_name = "CMD", conflicts_with = "profile")]
+    compare: Option<String>,
+    /// Rounds of --compare: this, the other, the other, this
+    #[arg(long, value_name = "N", default_value_t = 5, requires = "compare", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Write every observation of --compare to FILE, as JSON
+    #[arg(long, value_name = "FILE", requires = "compare")]
+    observations: Option<PathBuf>,
     /// The form of the result
     #[arg(short = 'o', long = "output", value_name = "FORM", value_enum, default_value = "md")]
     form: TableForm,
 }
 
 pub(crate) fn run(args: &BenchArgs, cx: &Cx) -> Result<(), CliError> {
+    if let Some(other) = &args.compare {
+        return compare::run(args, other, cx);
+    }
     let tests = tests(&args.n_prompt, &args.n_gen, &args.n_depth)?;
     let most = tests.iter().map(Test::positions).max().unwrap_or(1);
     let mut options = args.shape.options(&args.limits, 1);
@@ -127,6 +144,15 @@ struct Measured {
     peak: Option<u64>,
     /// Bytes a second of the probe; `None` if there was no memory for it.
     roof: Option<f64>,
+    /// Operations a second at best; `None` if nothing asked for it.
+    peak_flops: Option<f64>,
+}
+
+impl Measured {
+    /// Both roofs, if both were measured.
+    fn roofs(&self) -> Option<Roofs> {
+        Some(Roofs { bytes: self.roof?, flops: self.peak_flops? })
+    }
 }
 
 /// Measures one test in a session of its own.
@@ -152,7 +178,9 @@ fn bench(
         sum += cost_of(loaded.plan(), *it);
         sum
     });
-    let measured = Measured { test, nanos, cost, peak, roof };
+    let (isa, at) = (setup.isa, &setup.options);
+    let peak_flops = args.profile.then(|| peak_flops(isa, at.threads, &at.cpus, PROBE_TIME));
+    let measured = Measured { test, nanos, cost, peak, roof, peak_flops };
     let profile = if args.profile { profile::measure(loaded, &setup, test, chunk)? } else { Vec::new() };
     Ok(Record::new(loaded.plan(), &args.target.target, &setup, chunk, measured, profile))
 }

@@ -1,17 +1,20 @@
 //! `waste eval`: how probable a model finds a text, and the logits of given tokens.
 
+use std::fs::File;
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::json;
+use waste::report::kl::Divergence;
 use waste::report::likelihood::{Estimate, Likelihood, Windows};
-use waste::report::npy::NpyWriter;
+use waste::report::npy::{NpyReader, NpyWriter};
 use waste_plan::file::write_whole;
 use waste_plan::schema::Plan;
 use waste_runtime::{LoadedPlan, RuntimeError, Session, Token};
 
-use super::args::{Form, LimitArgs, MachineArgs, ShapeArgs, TargetArg, read_text};
+use super::args::{Form, LimitArgs, MachineArgs, ShapeArgs, TargetArg, parse_ids, read_text};
 use super::cx::Cx;
 use super::error::CliError;
 use super::open;
@@ -45,11 +48,14 @@ pub(crate) struct EvalArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     window: Option<u32>,
     /// A file of token ids, separated by spaces, commas or lines
-    #[arg(long, value_name = "FILE", requires = "logits")]
+    #[arg(long, value_name = "FILE")]
     tokens: Option<PathBuf>,
     /// Where to write the logits of every token, as a NumPy array of f32, tokens × vocabulary
     #[arg(long, value_name = "OUT.npy", requires = "tokens")]
     logits: Option<PathBuf>,
+    /// Logits of the same tokens by another model, as --logits writes them: prints how far the predictions are from those
+    #[arg(long, value_name = "BASE.npy", requires = "tokens", conflicts_with = "logits")]
+    kl: Option<PathBuf>,
     #[command(flatten)]
     shape: ShapeArgs,
     #[command(flatten)]
@@ -65,10 +71,11 @@ pub(crate) struct EvalArgs {
 }
 
 pub(crate) fn run(args: &EvalArgs, cx: &Cx) -> Result<(), CliError> {
-    match (&args.tokens, &args.logits, &args.file) {
-        (Some(tokens), Some(logits), _) => write_logits(args, tokens, logits, cx),
-        (_, _, Some(file)) => score_text(args, file, cx),
-        _ => Err(CliError::Usage("give a text with -f, or --tokens with --logits".into())),
+    match (&args.tokens, &args.logits, &args.kl, &args.file) {
+        (Some(tokens), Some(logits), _, _) => write_logits(args, tokens, logits, cx),
+        (Some(tokens), None, Some(base), _) => divergence(args, tokens, base, cx),
+        (_, _, _, Some(file)) => score_text(args, file, cx),
+        _ => Err(CliError::Usage("give a text with -f, or --tokens with --logits or --kl".into())),
     }
 }
 
@@ -84,9 +91,7 @@ fn load(args: &EvalArgs, positions: Option<u32>, cx: &Cx) -> Result<LoadedPlan, 
 
 /// `--tokens`: every position's logits, written as they come.
 fn write_logits(args: &EvalArgs, tokens: &Path, out: &Path, cx: &Cx) -> Result<(), CliError> {
-    let name = tokens.display();
-    let ids = parse_ids(&read_text(tokens)?).map_err(|err| CliError::Input(format!("{name}: {err}")))?;
-    let positions = u32::try_from(ids.len()).map_err(|_| CliError::Input(format!("{name}: too many ids")))?;
+    let (ids, positions) = read_ids(tokens)?;
     let loaded = load(args, Some(positions), cx)?;
     let (mut session, _) = open::session(&loaded, &args.machine, &args.limits, cx)?;
     let io = |err: std::io::Error| CliError::io(out, &err);
@@ -106,6 +111,73 @@ fn write_logits(args: &EvalArgs, tokens: &Path, out: &Path, cx: &Cx) -> Result<(
     });
     failed?;
     Ok(written?)
+}
+
+/// `--kl`: how far the predictions at every position are from the base's, whose logits are read as they are needed.
+fn divergence(args: &EvalArgs, tokens: &Path, base: &Path, cx: &Cx) -> Result<(), CliError> {
+    let (ids, positions) = read_ids(tokens)?;
+    let loaded = load(args, Some(positions), cx)?;
+    let io = |err: std::io::Error| CliError::io(base, &err);
+    let file = File::open(base).map_err(io)?;
+    let mut rows = NpyReader::new(BufReader::new(file), loaded.plan().model.vocab as usize).map_err(io)?;
+    if rows.rows() != u64::from(positions) {
+        let (name, found) = (base.display(), rows.rows());
+        return Err(CliError::Input(format!("{name}: logits of {found} tokens, {positions} are given")));
+    }
+    let (mut session, setup) = open::session(&loaded, &args.machine, &args.limits, cx)?;
+    let progress = cx.progress("comparing", args.quiet);
+    let mut divergence = Divergence::default();
+    for_each_row(&mut session, &ids, |at, logits| {
+        progress.update(at as u64 + 1, u64::from(positions));
+        let row = rows.next_row().map_err(io)?.expect("as many rows as ids");
+        divergence.add(row, logits).map_err(|err| CliError::Input(format!("{}: {err}", base.display())))
+    })?;
+    drop(progress);
+    if args.form == Form::Json {
+        return cx.print(&divergence_json(&divergence));
+    }
+    cx.print(&divergence_text(&divergence))?;
+    if !args.quiet {
+        cx.note(&format!("{positions} positions; cpu:{}; {}", setup.isa.name(), setup.threads));
+    }
+    Ok(())
+}
+
+fn divergence_text(it: &Divergence) -> String {
+    let (mean, top1, top10, (most, at)) = (it.mean(), it.top1(), it.top10(), it.most());
+    format!(
+        "KL = {:.6} ± {:.6} nats, at most {most:.6} (position {at})\ntop-1 agreement = {:.2} ± {:.2} %\ntop-10 agreement = {:.2} ± {:.2} %\n",
+        mean.value,
+        mean.error,
+        100.0 * top1.value,
+        100.0 * top1.error,
+        100.0 * top10.value,
+        100.0 * top10.error,
+    )
+}
+
+fn divergence_json(it: &Divergence) -> String {
+    let (mean, top1, top10, (most, at)) = (it.mean(), it.top1(), it.top10(), it.most());
+    let value = json!({
+        "positions": it.rows(),
+        "kl": mean.value,
+        "kl_error": mean.error,
+        "kl_max": most,
+        "kl_max_position": at,
+        "top1": top1.value,
+        "top1_error": top1.error,
+        "top10": top10.value,
+        "top10_error": top10.error,
+    });
+    format!("{value}\n")
+}
+
+/// The ids in a file, and how many there are.
+fn read_ids(path: &Path) -> Result<(Vec<u32>, u32), CliError> {
+    let name = path.display();
+    let ids = parse_ids(&read_text(path)?).map_err(|err| CliError::Input(format!("{name}: {err}")))?;
+    let n = u32::try_from(ids.len()).map_err(|_| CliError::Input(format!("{name}: too many ids")))?;
+    Ok((ids, n))
 }
 
 /// `-f`: perplexity and bits per byte.
@@ -179,16 +251,6 @@ fn for_each_row(
     Ok(())
 }
 
-/// Ids separated by anything that JSON or people put between numbers.
-fn parse_ids(text: &str) -> Result<Vec<u32>, String> {
-    let separates = |c: char| c.is_whitespace() || matches!(c, ',' | '[' | ']');
-    let words = text.split(separates).filter(|it| !it.is_empty());
-    let ids: Vec<u32> = words
-        .map(|it| it.parse().map_err(|_| format!("'{}' is no token id", waste::formats::shown(it))))
-        .collect::<Result<_, _>>()?;
-    if ids.is_empty() { Err("holds no token ids".into()) } else { Ok(ids) }
-}
-
 /// What came out for a text.
 struct Report {
     likelihood: Likelihood,
@@ -243,15 +305,6 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ids_come_as_json_or_as_words() {
-        assert_eq!(parse_ids("[1, 2,\n3]"), Ok(vec![1, 2, 3]));
-        assert_eq!(parse_ids("7 8 9\n"), Ok(vec![7, 8, 9]));
-        for wrong in ["", "[]", "1 -2", "1.5", "x", "4294967296"] {
-            assert!(parse_ids(wrong).is_err(), "{wrong}");
-        }
-    }
 
     #[test]
     fn a_report_states_values_with_errors() {

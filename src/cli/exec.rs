@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use clap::Args;
 use waste::generate::{Generation, Prompt, Rules, StopReason, TextRow, generate};
-use waste::report::trace;
+use waste::report::{lifetimes, trace};
 use waste::text::Tokenizer;
 use waste_plan::schema::Plan;
 use waste_runtime::{LoadedPlan, Session, Trace, needed_bytes_with};
@@ -53,6 +53,9 @@ pub(crate) struct GenerateArgs {
     /// Write what each thread did and when to FILE, for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Overwrite bytes whose value is dead, and fail by name where a step reads them: slow, to find faults of plans
+    #[arg(long)]
+    poison: bool,
     /// The form of the result
     #[arg(short = 'o', long = "output", value_name = "FORM", value_enum, default_value = "text")]
     form: Form,
@@ -90,6 +93,10 @@ pub(crate) fn execute(
     let (mut session, setup) = open::session(loaded, &args.machine, limits, cx)?;
     if let Some(path) = &args.session {
         resume(&mut session, &mut prompts, tokenizer.as_ref().and_then(Tokenizer::bos), path)?;
+    }
+    if args.poison {
+        let deaths = lifetimes::deaths(&open::graphs(loaded)?, loaded.plan()).map_err(CliError::Input)?;
+        session.poison(deaths);
     }
     if args.trace.is_some() {
         let needs = needed_bytes_with(loaded.plan(), session.threads(), setup.options.experts.slots);

@@ -13,6 +13,7 @@
 
 mod args;
 mod bench;
+mod bisect;
 mod chat;
 mod check;
 mod compile;
@@ -84,6 +85,8 @@ enum Verb {
     Tokenize(tokenize::TokenizeArgs),
     /// Measure tokens a second, beside what this machine's memory allows
     Bench(bench::BenchArgs),
+    /// Find the first op of a plan that computes something else than its graph says
+    Bisect(bisect::BisectArgs),
     /// Print how probable a model finds a text, or write the logits of tokens
     Eval(eval::EvalArgs),
     /// Make a container of a checkpoint: routed experts vector-quantised, the rest in groups of integers
@@ -107,6 +110,7 @@ impl Verb {
             Self::Check(args) => check::run(args, cx),
             Self::Tokenize(args) => tokenize::run(args, cx),
             Self::Bench(args) => bench::run(args, cx),
+            Self::Bisect(args) => bisect::run(args, cx),
             Self::Eval(args) => eval::run(args, cx),
             Self::Convert(args) => convert::run(args, cx),
             Self::Verify(args) => verify::run(args, cx),

@@ -9,6 +9,7 @@ use waste::embedded;
 use waste::formats::container::Coding;
 use waste::formats::{ModelFiles, shown};
 use waste::text::{Tokenizer, TokenizerSpec};
+use waste_ir::{Module, parse_module};
 use waste_plan::schema::Plan;
 use waste_runtime::sys::Machine;
 use waste_runtime::{
@@ -94,6 +95,22 @@ pub(crate) fn open_model_to_plan(
 /// As [`compile`].
 pub(crate) fn compile_model(model: &Path, options: &CompileOptions, cx: &Cx) -> Result<Compiled, CliError> {
     Ok(compile(&open_model(model, cx)?, options, &mut |_| {})?)
+}
+
+/// The final graphs that a plan was made of, with its sources as the plan names them.
+///
+/// # Errors
+/// If it holds none, or they do not parse.
+pub(crate) fn graphs(loaded: &LoadedPlan) -> Result<Module, CliError> {
+    if loaded.ir().is_empty() {
+        return Err(CliError::Input("the plan holds no graphs".into()));
+    }
+    let mut module = parse_module(loaded.ir())
+        .map_err(|err| CliError::Input(format!("section 'ir' of the plan does not parse: {err}")))?;
+    for (decl, source) in module.sources.values_mut().zip(&loaded.plan().sources) {
+        decl.path.clone_from(&source.path);
+    }
+    Ok(module)
 }
 
 /// Opens the plan file `path` for a verb that takes models too, and so has the flags of the compiler.
@@ -190,7 +207,7 @@ pub(crate) fn setup(
     let options = SessionOptions {
         threads,
         cpus,
-        isa,
+        cpu: CpuFeatures::detect().capped(isa),
         max_mem: limits.max_mem.map(|it| it.0),
         verify: !args.no_verify,
         check_finite: args.check_finite,

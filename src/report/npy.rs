@@ -1,9 +1,9 @@
-//! Arrays for NumPy: version 1.0 of its file format, f32 in C order, written as rows come.
+//! Arrays for NumPy: version 1.0 of its file format, f32 in C order, written and read row by row.
 //!
 //! Format: numpy.lib.format, "Format Version 1.0": magic, version, header length u16, an ASCII Python dictionary padded with
-//! spaces so that data begin at a multiple of 64 and ended by a line feed.
+//! spaces so that data begin at a multiple of 64 and ended by a line feed. Versions 2.0 and 3.0, which are read too, have a length of u32.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 
 /// Writes `f32[rows, cols]` row by row.
 #[derive(Debug)]
@@ -52,6 +52,111 @@ impl<W: Write> NpyWriter<W> {
     }
 }
 
+/// Reads `f32[rows, cols]` row by row.
+#[derive(Debug)]
+pub struct NpyReader<R> {
+    input: R,
+    rows: u64,
+    /// Rows still to come.
+    left: u64,
+    bytes: Vec<u8>,
+    row: Vec<f32>,
+}
+
+impl<R: Read> NpyReader<R> {
+    /// Reads the header of an array that must have `cols` columns.
+    ///
+    /// # Errors
+    /// Those of reading, and if it is no such array.
+    pub fn new(mut input: R, cols: usize) -> io::Result<Self> {
+        let mut fixed = [0; 8];
+        input.read_exact(&mut fixed)?;
+        let length = match fixed {
+            [0x93, b'N', b'U', b'M', b'P', b'Y', 1, _] => {
+                let mut bytes = [0; 2];
+                input.read_exact(&mut bytes)?;
+                u32::from(u16::from_le_bytes(bytes))
+            }
+            [0x93, b'N', b'U', b'M', b'P', b'Y', 2 | 3, _] => {
+                let mut bytes = [0; 4];
+                input.read_exact(&mut bytes)?;
+                u32::from_le_bytes(bytes)
+            }
+            _ => return Err(invalid("no NumPy array".into())),
+        };
+        if MOST_HEADER < length {
+            return Err(invalid(format!("a header of {length} bytes, at most {MOST_HEADER} are read")));
+        }
+        let mut dict = vec![0; length as usize];
+        input.read_exact(&mut dict)?;
+        let (rows, found) = shape(&dict)?;
+        if found != cols as u64 {
+            return Err(invalid(format!("rows of {found}, expected {cols}")));
+        }
+        Ok(Self { input, rows, left: rows, bytes: vec![0; cols * 4], row: vec![0.0; cols] })
+    }
+
+    /// Rows that the header announces.
+    #[must_use]
+    pub const fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// The next row; `None` after the last.
+    ///
+    /// # Errors
+    /// Those of reading, and if the file ends early.
+    pub fn next_row(&mut self) -> io::Result<Option<&[f32]>> {
+        if self.left == 0 {
+            return Ok(None);
+        }
+        self.input.read_exact(&mut self.bytes)?;
+        self.left -= 1;
+        let (words, _) = self.bytes.as_chunks::<4>();
+        self.row.iter_mut().zip(words).for_each(|(to, it)| *to = f32::from_le_bytes(*it));
+        Ok(Some(&self.row))
+    }
+}
+
+/// Bytes of the longest header that is read; NumPy's own for a matrix has 118.
+const MOST_HEADER: u32 = 1 << 16;
+
+fn invalid(message: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, message)
+}
+
+/// Rows and columns that a dictionary of exactly `descr`, `fortran_order` and `shape` states, of f32 in C order.
+fn shape(dict: &[u8]) -> io::Result<(u64, u64)> {
+    let text = std::str::from_utf8(dict).map_err(|_| invalid("a header that is no text".into()))?;
+    let inner = text.trim().strip_prefix('{').and_then(|it| it.strip_suffix('}'));
+    let mut rest = inner.ok_or_else(|| invalid("a header that is no dictionary".into()))?.trim();
+    let (mut is_f32, mut is_rows_first, mut sizes) = (None, None, None);
+    while !rest.is_empty() {
+        let (key, after) = rest.split_once(':').ok_or_else(|| invalid("a header without values".into()))?;
+        let after = after.trim_start();
+        // The only value with a comma inside is in parentheses.
+        let end = if after.starts_with('(') { after.find(')').map(|it| it + 1) } else { after.find(',') };
+        let (value, after) = after.split_at(end.unwrap_or(after.len()));
+        match (key.trim().trim_matches(['\'', '"']), value.trim()) {
+            ("descr", it) => is_f32 = Some(matches!(it.trim_matches(['\'', '"']), "<f4" | "=f4")),
+            ("fortran_order", it) => is_rows_first = Some(it == "False"),
+            ("shape", it) => sizes = Some(it),
+            (key, _) => return Err(invalid(format!("a header with '{}'", crate::formats::shown(key)))),
+        }
+        rest = after.trim_start().trim_start_matches(',').trim();
+    }
+    let sizes: Vec<Option<u64>> = sizes
+        .and_then(|it| it.strip_prefix('(')?.strip_suffix(')'))
+        .map(|it| {
+            it.split(',').map(str::trim).filter(|it| !it.is_empty()).map(|it| it.parse().ok()).collect()
+        })
+        .unwrap_or_default();
+    match (is_f32, is_rows_first, &sizes[..]) {
+        (Some(true), Some(true), [Some(rows), Some(cols)]) => Ok((*rows, *cols)),
+        _ => Err(invalid("expected a matrix of <f4 in C order".into())),
+    }
+}
+
 /// Magic, version, length and dictionary.
 fn header(rows: u64, cols: usize) -> io::Result<Vec<u8>> {
     const FIXED: usize = 10;
@@ -93,5 +198,53 @@ mod tests {
         npy.row(&[1.0, 2.0]).unwrap();
         assert!(npy.row(&[1.0, 2.0]).is_err());
         assert!(NpyWriter::new(Vec::new(), 1, 2).unwrap().finish().is_err());
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let mut npy = NpyWriter::new(Vec::new(), 2, 3).unwrap();
+        npy.row(&[1.0, -2.0, 0.5]).unwrap();
+        npy.row(&[0.0, f32::INFINITY, 3.0]).unwrap();
+        let bytes = npy.finish().unwrap();
+        let mut reader = NpyReader::new(&bytes[..], 3).unwrap();
+        assert_eq!(reader.rows(), 2);
+        assert_eq!(reader.next_row().unwrap(), Some(&[1.0, -2.0, 0.5][..]));
+        assert_eq!(reader.next_row().unwrap(), Some(&[0.0, f32::INFINITY, 3.0][..]));
+        assert_eq!(reader.next_row().unwrap(), None);
+        assert!(NpyReader::new(&bytes[..], 4).is_err(), "another width");
+        for cut in [0, 5, 9, 60, bytes.len() - 1] {
+            let read = NpyReader::new(&bytes[..cut], 3).and_then(|mut it| {
+                while it.next_row()?.is_some() {}
+                Ok(())
+            });
+            assert!(read.is_err(), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn headers_come_in_any_order_and_nothing_else_is_taken() {
+        let good = [
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (7, 3), }  \n",
+            "{\"shape\": (7,3), 'fortran_order':False,'descr':'<f4'}",
+        ];
+        assert!(good.iter().all(|it| matches!(shape(it.as_bytes()), Ok((7, 3)))));
+        let bad = [
+            "",
+            "{}",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (7,), }",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (7, 3, 1), }",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (-7, 3), }",
+            "{'descr': '<f4', 'fortran_order': True, 'shape': (7, 3), }",
+            "{'descr': '<f8', 'fortran_order': False, 'shape': (7, 3), }",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (7, 3), 'x': 1}",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (7, 3",
+            "{'descr' '<f4'}",
+        ];
+        for bad in bad {
+            assert!(shape(bad.as_bytes()).is_err(), "{bad}");
+        }
+        let mut long = b"\x93NUMPY\x02\x00".to_vec();
+        long.extend(u32::MAX.to_le_bytes());
+        assert!(NpyReader::new(&long[..], 3).is_err(), "a length that nobody has");
     }
 }

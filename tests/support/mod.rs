@@ -1,9 +1,17 @@
 //! Fixtures with references, and ways to run them.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#[path = "../../runtime/kernels/tests/common/amx.rs"]
+mod amx;
+#[path = "scratch.rs"]
+pub(crate) mod scratch;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use scratch::Scratch;
 use sha2::{Digest, Sha256};
 use waste::compile::{CompileOptions, compile};
 use waste::formats::ModelFiles;
@@ -13,7 +21,7 @@ use waste_ir::SourceId;
 use waste_ir::interp::{Inputs, Interp, decode_weight};
 use waste_plan::DType;
 use waste_plan::ids::EntityRef;
-use waste_runtime::{ExpertOptions, Isa, LoadedPlan, Session, SessionOptions, Token};
+use waste_runtime::{CpuFeatures, ExpertOptions, LoadedPlan, Session, SessionOptions, Token};
 
 /// A prompt with its reference continuation.
 #[derive(serde::Deserialize)]
@@ -32,6 +40,8 @@ pub(crate) struct Fixture {
     pub(crate) prompts: Vec<Prompt>,
     /// Logits of every position of each prompt, `[T · vocab]`.
     pub(crate) logits: Vec<Vec<f32>>,
+    /// Removed with the fixture.
+    pub(crate) scratch: Option<Scratch>,
 }
 
 #[derive(serde::Deserialize)]
@@ -56,18 +66,25 @@ impl Fixture {
         let logits = (0..oracle.prompts.len())
             .map(|i| f32s(tensors.tensor(&format!("logits.{i}")).unwrap().data()))
             .collect();
-        Self { folder: folder.to_owned(), files, prompts: oracle.prompts, logits }
+        Self { folder: folder.to_owned(), files, prompts: oracle.prompts, logits, scratch: None }
     }
 
     /// The same model with its matrices rounded to Q8_0 and Q4_1 in turn, in a folder of its own. No references.
     pub(crate) fn quantised(name: &str) -> Self {
         let original = Self::open(name);
-        let folder = std::env::temp_dir().join(format!("waste-test-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let path = folder.join("model.gguf");
-        quantise::write_gguf(&original, &path);
+        let written = Self::written(name, |path| quantise::write_gguf(&original, path));
+        Self { prompts: original.prompts, ..written }
+    }
+
+    /// The GGUF file that `write` writes, in a folder of its own. No prompts, no references.
+    pub(crate) fn written(name: &str, write: impl FnOnce(&Path)) -> Self {
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let scratch = Scratch::new(&format!("{name}-{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
+        let path = scratch.path().join("model.gguf");
+        write(&path);
         let files = ModelFiles::open(&path, None).unwrap();
-        Self { folder, files, prompts: original.prompts, logits: Vec::new() }
+        let folder = scratch.path().to_owned();
+        Self { folder, files, prompts: Vec::new(), logits: Vec::new(), scratch: Some(scratch) }
     }
 
     /// Logits of every position by the f64 evaluator on the imported graphs, before any pass.
@@ -99,11 +116,19 @@ pub(crate) fn f32s(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|it| f32::from_le_bytes(it.try_into().unwrap())).collect()
 }
 
+/// Every tier of this machine, and AMX: its own, or executed instruction by instruction where it has none.
+pub(crate) fn tiers() -> Vec<(&'static str, CpuFeatures)> {
+    let cpu = CpuFeatures::detect();
+    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+    let cpu = amx::with_amx(cpu);
+    cpu.tiers().map(|it| (it.name(), cpu.capped(it))).collect()
+}
+
 /// How to run.
 #[derive(Clone)]
 pub(crate) struct Run {
     pub(crate) threads: usize,
-    pub(crate) isa: Isa,
+    pub(crate) cpu: CpuFeatures,
     /// Most tokens a step; 0: what the plan takes.
     pub(crate) step: usize,
     pub(crate) experts: ExpertOptions,
@@ -111,20 +136,16 @@ pub(crate) struct Run {
 
 impl Default for Run {
     fn default() -> Self {
-        Self { threads: 1, isa: Isa::Amx, step: 0, experts: ExpertOptions::default() }
+        Self { threads: 1, cpu: CpuFeatures::detect(), step: 0, experts: ExpertOptions::default() }
     }
 }
 
 pub(crate) fn session(loaded: &LoadedPlan, how: &Run) -> Session {
     let options = SessionOptions {
         threads: how.threads,
-        cpus: Vec::new(),
-        isa: how.isa,
-        max_mem: None,
-        verify: true,
-        check_finite: false,
-        profile: false,
+        cpu: how.cpu,
         experts: how.experts.clone(),
+        ..SessionOptions::default()
     };
     Session::open(loaded, &options).unwrap()
 }

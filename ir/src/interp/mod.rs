@@ -120,15 +120,32 @@ impl<'m> Interp<'m> {
     /// # Errors
     /// If the graph, an input or a weight is missing or wrong, or an id, row or position is out of range.
     pub fn run(&mut self, graph: &str, inputs: &Inputs) -> Result<BTreeMap<String, Tensor>, InterpError> {
-        let found = self.module.graphs.iter().find(|it| it.1.name == graph);
-        let (id, _) = found.ok_or_else(|| InterpError::NoGraph(graph.to_owned()))?;
-        let mut frame = self.frame(id, inputs)?;
+        let mut frame = self.frame(self.graph(graph)?, inputs)?;
         frame.order(&frame.graph.order)?;
         let mut outputs = BTreeMap::new();
         for output in frame.graph.outputs.iter().filter(|it| !it.name.starts_with('@')) {
             outputs.insert(output.name.clone(), frame.value(output.value)?.as_ref().clone());
         }
         Ok(outputs)
+    }
+
+    /// Runs a graph, and keeps every value of it.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_all(&mut self, graph: &str, inputs: &Inputs) -> Result<CallValues, InterpError> {
+        let mut frame = self.frame(self.graph(graph)?, inputs)?;
+        frame.order(&frame.graph.order)?;
+        let mut values = SecondaryMap::new(None);
+        for (value, _) in frame.graph.values.iter() {
+            values[value] = frame.values[value].take().map(Rc::unwrap_or_clone);
+        }
+        Ok(CallValues(values))
+    }
+
+    fn graph(&self, name: &str) -> Result<GraphId, InterpError> {
+        let found = self.module.graphs.iter().find(|it| it.1.name == name);
+        found.map(|it| it.0).ok_or_else(|| InterpError::NoGraph(name.to_owned()))
     }
 
     /// The elements of a state `[B, S, heads, d]` at the largest B and S; empty before anything was appended.
@@ -168,6 +185,18 @@ impl<'m> Interp<'m> {
         let weight = Rc::new(Tensor { shape, data: Data::F64(data) });
         self.weights.insert(id, Rc::clone(&weight));
         Ok(weight)
+    }
+}
+
+/// What a call computed: its inputs and the results of its ops.
+#[derive(Clone, Debug)]
+pub struct CallValues(SecondaryMap<ValueId, Option<Tensor>>);
+
+impl CallValues {
+    /// The tensor of a value; `None` for weights and states, and for what stands in a region that did not run.
+    #[must_use]
+    pub fn get(&self, value: ValueId) -> Option<&Tensor> {
+        self.0[value].as_ref()
     }
 }
 

@@ -208,6 +208,7 @@ impl DType {
     /// Whether weights of this dtype are integers with scales (numerics §2), so that a linear over
     /// them wants quantised activations.
     #[must_use]
+    #[inline]
     pub const fn is_integer_weight(self) -> bool {
         matches!(self, Self::Q4_0 | Self::Q4_1 | Self::Q8_0 | Self::Q8G | Self::Q4G | Self::Q3G)
             || self.in_units()
@@ -215,6 +216,7 @@ impl DType {
 
     /// Whether matrices of this dtype are packed in units (`crate::units`).
     #[must_use]
+    #[inline]
     pub const fn in_units(self) -> bool {
         matches!(
             self,
@@ -233,12 +235,14 @@ impl DType {
 
     /// Whether this is f32, f16 or bf16.
     #[must_use]
+    #[inline]
     pub const fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::F16 | Self::BF16)
     }
 
     /// The layout of quantised activations, if this dtype is one.
     #[must_use]
+    #[inline]
     pub const fn fx(self) -> Option<FxLayout> {
         match self {
             Self::Fx24 => Some(FxLayout { planes: 3 }),
@@ -250,6 +254,7 @@ impl DType {
 
     /// The code, if matrices of this dtype are vector-quantised.
     #[must_use]
+    #[inline]
     pub const fn vq(self) -> Option<VqCode> {
         match self {
             Self::Vq3r => Some(VqCode::Vq3r),
@@ -261,6 +266,7 @@ impl DType {
 
     /// How codes and scales lie, if they lie apart.
     #[must_use]
+    #[inline]
     pub const fn grouped(self) -> Option<GroupedLayout> {
         match self {
             Self::Q8G => Some(GroupedLayout { bits: 8 }),
@@ -272,6 +278,7 @@ impl DType {
 
     /// The layout of lookup tables, if this dtype is one.
     #[must_use]
+    #[inline]
     pub const fn lut(self) -> Option<LutLayout> {
         match self {
             Self::Lut(code, tables) => Some(LutLayout { code, tables }),
@@ -283,6 +290,7 @@ impl DType {
     /// Quantised activations and lookup tables are never stored in files and answer `None`; so do vector-quantised
     /// and grouped matrices, of which no row lies in one piece.
     #[must_use]
+    #[inline]
     pub const fn block(self) -> Option<Block> {
         let (elems, bytes) = match self {
             Self::F32 | Self::I32 => (1, 4),

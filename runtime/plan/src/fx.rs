@@ -24,42 +24,49 @@ pub const FX_GROUP: usize = 128;
 impl FxLayout {
     /// Groups of a row of `n` inputs.
     #[must_use]
+    #[inline]
     pub const fn groups(self, n: usize) -> usize {
         n.div_ceil(FX_GROUP)
     }
 
     /// Inputs of a row after padding to whole groups.
     #[must_use]
+    #[inline]
     pub const fn padded(self, n: usize) -> usize {
         self.groups(n) * FX_GROUP
     }
 
     /// Byte offset of the group scales.
     #[must_use]
+    #[inline]
     pub const fn scales_at(self, n: usize) -> usize {
         self.planes * self.padded(n)
     }
 
     /// Byte offset of the recombined sums of 32.
     #[must_use]
+    #[inline]
     pub const fn z_at(self, n: usize) -> usize {
         self.scales_at(n) + 4 * self.groups(n)
     }
 
     /// Byte offset of the plane sums of 16.
     #[must_use]
+    #[inline]
     pub const fn sums_at(self, n: usize) -> usize {
         self.z_at(n) + 4 * (self.padded(n) / 32)
     }
 
     /// Bytes of a row, rounded up to a multiple of 64.
     #[must_use]
+    #[inline]
     pub const fn row_bytes(self, n: usize) -> usize {
         (self.sums_at(n) + 2 * self.planes * (self.padded(n) / 16)).next_multiple_of(64)
     }
 
     /// Q: the largest quantised magnitude.
     #[must_use]
+    #[inline]
     pub const fn q_max(self) -> i32 {
         match self.planes {
             3 => 8_355_711,

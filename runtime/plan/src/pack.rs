@@ -131,6 +131,7 @@ impl Packing {
 
     /// The packing in which a matrix of `dtype` is multiplied; `None` for dtypes that hold no weights.
     #[must_use]
+    #[inline]
     pub const fn of(dtype: DType) -> Option<Self> {
         match dtype {
             DType::F32 => Some(Self::F32),
@@ -157,18 +158,21 @@ impl Packing {
 
     /// Whether a weight is blocks of 16 rows; if not, its bytes are packed in one piece.
     #[must_use]
+    #[inline]
     pub const fn is_blocked(self) -> bool {
         !matches!(self, Self::Plain | Self::Columns | Self::Record)
     }
 
     /// The layout of the units of a block, if it is made of them.
     #[must_use]
+    #[inline]
     pub const fn units(self) -> Option<UnitLayout> {
         UnitLayout::of(self)
     }
 
     /// Bytes of the codes of one block (16 rows, `k` inputs), where the scales begin; of all its units, where it is made of them.
     #[must_use]
+    #[inline]
     pub const fn payload_bytes(self, k: usize) -> usize {
         if let Some(layout) = self.units() {
             return k / layout.inputs * layout.bytes();
@@ -184,6 +188,7 @@ impl Packing {
 
     /// Byte offset of the minima of one block ([`Packing::W4M`] only, else the end of the block).
     #[must_use]
+    #[inline]
     pub const fn minima_at(self, k: usize) -> usize {
         match self {
             Self::W8 | Self::W4 | Self::W4M => self.payload_bytes(k) + k / 32 * LANES * 2,
@@ -193,6 +198,7 @@ impl Packing {
 
     /// Bytes of one block of 16 rows, a multiple of 64.
     #[must_use]
+    #[inline]
     pub const fn block_bytes(self, k: usize) -> usize {
         let end = match self {
             Self::W4M => self.minima_at(k) + k / 32 * LANES * 2,

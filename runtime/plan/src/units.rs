@@ -91,6 +91,7 @@ impl UnitLayout {
 
     /// The layout of the units of `packing`, if it is one of those.
     #[must_use]
+    #[inline]
     pub const fn of(packing: Packing) -> Option<Self> {
         Some(match packing {
             Packing::W5 => Self::small(1, Codes::Minus(16), UnitScale::Half, false),
@@ -109,24 +110,28 @@ impl UnitLayout {
 
     /// Whether groups have integer scales, and minima if there are any.
     #[must_use]
+    #[inline]
     pub const fn has_group_scales(&self) -> bool {
         self.inputs == 256
     }
 
     /// Inputs of one scale step: those that share a float scale and an activation scale (numerics §2).
     #[must_use]
+    #[inline]
     pub const fn step(&self) -> usize {
         if self.inputs < 128 { self.inputs } else { 128 }
     }
 
     /// Byte offset of the high bits.
     #[must_use]
+    #[inline]
     pub const fn high_at(&self) -> usize {
         self.inputs * LANES * self.low / 8
     }
 
     /// Byte offset of the integer scales.
     #[must_use]
+    #[inline]
     pub const fn scales_at(&self) -> usize {
         self.high_at() + self.inputs * LANES * self.high / 8
     }
@@ -137,18 +142,21 @@ impl UnitLayout {
 
     /// Byte offset of the integer minima.
     #[must_use]
+    #[inline]
     pub const fn minima_at(&self) -> usize {
         self.scales_at() + self.group_bytes()
     }
 
     /// Byte offset of the unit's scales.
     #[must_use]
+    #[inline]
     pub const fn d_at(&self) -> usize {
         self.minima_at() + if self.minima { self.group_bytes() } else { 0 }
     }
 
     /// Byte offset of the unit's minima.
     #[must_use]
+    #[inline]
     pub const fn m_at(&self) -> usize {
         self.d_at()
             + match self.scale {
@@ -159,6 +167,7 @@ impl UnitLayout {
 
     /// Bytes of a unit.
     #[must_use]
+    #[inline]
     pub const fn bytes(&self) -> usize {
         self.m_at() + if self.minima { 2 * LANES } else { 0 }
     }

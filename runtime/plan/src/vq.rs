@@ -59,6 +59,7 @@ words! {
 impl VqCode {
     /// Stages of a position.
     #[must_use]
+    #[inline]
     pub const fn stages(self) -> usize {
         match self {
             Self::Vq2r => 2,
@@ -69,6 +70,7 @@ impl VqCode {
 
     /// Entries of a codebook.
     #[must_use]
+    #[inline]
     pub const fn entries(self) -> usize {
         match self {
             Self::Vq2r | Self::Vq3r => 256,
@@ -78,6 +80,7 @@ impl VqCode {
 
     /// B: index bytes of one position of one row.
     #[must_use]
+    #[inline]
     pub const fn position_bytes(self) -> usize {
         match self {
             Self::Vq2r => 2,
@@ -87,6 +90,7 @@ impl VqCode {
 
     /// Elements of a matrix's codebooks, `f32[stages][entries][8]`.
     #[must_use]
+    #[inline]
     pub const fn books_len(self) -> usize {
         self.stages() * self.entries() * VEC_DIM
     }
@@ -141,6 +145,7 @@ impl VqCode {
 impl Tables {
     /// Positions that share a scale. Ranges of positions are cut at multiples of it, also where there are no scales.
     #[must_use]
+    #[inline]
     pub const fn block(self) -> usize {
         match self {
             Self::Fixed24 | Self::Fixed16 | Self::F32 => 16,
@@ -150,6 +155,7 @@ impl Tables {
 
     /// Q: the largest quantised magnitude; `None` for f32.
     #[must_use]
+    #[inline]
     pub const fn q_max(self) -> Option<i32> {
         match self {
             Self::Fixed24 => Some(FxLayout { planes: 3 }.q_max()),
@@ -205,12 +211,14 @@ impl LutLayout {
 
     /// Bytes of the entries of `positions` positions, 4 an entry: the most that any tier needs.
     #[must_use]
+    #[inline]
     pub const fn entry_bytes(self, positions: usize) -> usize {
         positions * self.code.stages() * self.code.entries() * 4
     }
 
     /// Scales of `positions` positions, each an f32.
     #[must_use]
+    #[inline]
     pub const fn scales(self, positions: usize) -> usize {
         match self.tables {
             Tables::F32 => 0,
@@ -221,6 +229,7 @@ impl LutLayout {
     /// Bytes of the tables of one row of k inputs (a multiple of 8, below 2^50), or of k / 8 positions of a longer
     /// one; a multiple of 64.
     #[must_use]
+    #[inline]
     pub const fn row_bytes(self, k: usize) -> usize {
         let positions = k / VEC_DIM;
         (self.entry_bytes(positions) + 4 * self.scales(positions)).next_multiple_of(64)
@@ -234,12 +243,14 @@ pub const SLAB: usize = 32;
 impl LutLayout {
     /// Where the slab that begins at position `position` lies in a row of slabs; `position` is a multiple of [`SLAB`].
     #[must_use]
+    #[inline]
     pub const fn slab_at(self, position: usize) -> usize {
         position / SLAB * self.row_bytes(SLAB * VEC_DIM)
     }
 
     /// Bytes of a row of slabs over k inputs (a multiple of 8, below 2^50); a multiple of 64.
     #[must_use]
+    #[inline]
     pub const fn slabs_bytes(self, k: usize) -> usize {
         let whole = k / VEC_DIM / SLAB * SLAB;
         self.slab_at(whole) + self.row_bytes(k - whole * VEC_DIM)

@@ -58,7 +58,7 @@ impl Exec<'_> {
     }
 
     /// One row to the quantised form `dtype`.
-    pub(super) fn quantise_into(&self, x: &[f32], dtype: DType, y: &mut FxRowMut<'_>) {
+    pub(crate) fn quantise_into(&self, x: &[f32], dtype: DType, y: &mut FxRowMut<'_>) {
         match dtype {
             DType::Fx24 => self.table.quant_act_fx24(x, y),
             DType::Fx16 => self.table.quant_act_fx16(x, y),

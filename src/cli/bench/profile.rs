@@ -5,6 +5,8 @@
 use serde_json::{Value, json};
 use waste::report::classes::{Class, Measured, classes, table};
 use waste::report::cost::{CallShape, program_for};
+use waste::report::roofline::Roofs;
+use waste::report::units::float;
 use waste_plan::schema::Plan;
 use waste_runtime::{LoadedPlan, Session, SessionOptions};
 
@@ -15,6 +17,8 @@ use crate::cli::error::CliError;
 pub(super) struct Profiled {
     program: String,
     calls: usize,
+    /// Tokens of all calls.
+    tokens: u64,
     classes: Vec<Class>,
     /// Nanoseconds of each step, all calls together.
     nanos: Vec<u64>,
@@ -56,20 +60,37 @@ fn of_program(plan: &Plan, at: usize, calls: &[CallShape], nanos: &[u64]) -> Opt
     (!calls.is_empty()).then(|| Profiled {
         program: program.name.clone(),
         calls: calls.len(),
+        tokens: calls.iter().map(|it| u64::from(it.tokens)).sum(),
         classes: classes(plan, Measured { program, calls: &calls, nanos }),
         nanos: nanos.to_vec(),
     })
 }
 
 impl Profiled {
-    /// A heading and a table; `roof` is the probe's bytes a second.
-    pub(super) fn markdown(&self, roof: Option<f64>) -> String {
+    /// A heading, a table, and the roofline where there is one; `roof` is the probe's bytes a second.
+    pub(super) fn markdown(&self, roof: Option<f64>, roofs: Option<Roofs>) -> String {
         let heading = format!("{}, {} calls", self.program, self.calls);
-        format!("{heading}\n\n{}", table(&self.classes, self.calls, roof.unwrap_or(f64::INFINITY)).markdown())
+        let classes = table(&self.classes, self.calls, roof.unwrap_or(f64::INFINITY)).markdown();
+        let roofline = roofs.map(|it| self.roofline(it)).unwrap_or_default();
+        format!("{heading}\n\n{classes}{roofline}")
     }
 
-    pub(super) fn json(&self) -> Value {
+    /// Tokens a second if every op ran at its roof.
+    fn possible(&self, roofs: Roofs) -> f64 {
+        float(self.tokens) * 1e9 / roofs.total(&self.classes).max(1e-9)
+    }
+
+    fn roofline(&self, roofs: Roofs) -> String {
+        let table = roofs.table(&self.classes, self.calls).markdown();
+        let (gb, gflop, possible) = (roofs.bytes / 1e9, roofs.flops / 1e9, self.possible(roofs));
+        format!(
+            "\nat best {possible:.1} tokens/s on this machine ({gb:.2} GB/s, {gflop:.1} GFLOP/s, both measured):\n\n{table}"
+        )
+    }
+
+    pub(super) fn json(&self, roofs: Option<Roofs>) -> Value {
         let class = |it: &Class| {
+            let least = roofs.map(|roofs| roofs.nanos(&it.cost));
             json!({
                 "op": it.name,
                 "steps": it.steps,
@@ -78,9 +99,17 @@ impl Profiled {
                 "other_bytes": it.cost.others,
                 "flops": it.cost.flops,
                 "ns": it.nanos,
+                "least_ns": least.map(|it| it.0),
+                "bound": least.map(|it| it.1.name()),
             })
         };
         let classes: Vec<Value> = self.classes.iter().map(class).collect();
-        json!({ "program": self.program, "calls": self.calls, "classes": classes, "step_ns": self.nanos })
+        json!({
+            "program": self.program,
+            "calls": self.calls,
+            "possible_ts": roofs.map(|it| self.possible(it)),
+            "classes": classes,
+            "step_ns": self.nanos,
+        })
     }
 }

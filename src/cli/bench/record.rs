@@ -122,7 +122,7 @@ impl Record {
         fields.push(("samples_ns", json!(self.measured.nanos)));
         fields.push(("samples_ts", json!(self.rates)));
         if !self.profile.is_empty() {
-            fields.push(("profile", self.profile.iter().map(Profiled::json).collect()));
+            fields.push(("profile", self.profile.iter().map(|it| it.json(self.measured.roofs())).collect()));
         }
         let members: Vec<String> =
             fields.iter().map(|(name, value)| format!("{}: {value}", json!(name))).collect();
@@ -180,7 +180,10 @@ fn markdown(records: &[Record]) -> String {
             let roof = record.measured.roof;
             let speed = roof.map_or_else(|| "unknown".to_owned(), |it| format!("{:.2} GB/s", it / 1e9));
             let (test, threads) = (record.measured.test, record.threads);
-            format!("\n{test}, {threads} threads, roof {speed}: {}", it.markdown(roof))
+            format!(
+                "\n{test}, {threads} threads, roof {speed}: {}",
+                it.markdown(roof, record.measured.roofs())
+            )
         };
         record.profile.iter().map(of)
     });
@@ -255,7 +258,7 @@ mod unit {
             backend: "cpu:avx2".into(),
             threads: 2,
             rates: nanos.iter().map(|it| 1e10 / float(*it)).collect(),
-            measured: Measured { test, nanos, cost, peak: Some(5 << 20), roof: Some(2e9) },
+            measured: Measured { test, nanos, cost, peak: Some(5 << 20), roof: Some(2e9), peak_flops: None },
             profile: vec![],
             fields: vec![("cpu_info", json!("a \"b\", c")), ("n_gen", json!(10))],
         }

@@ -70,7 +70,7 @@ pub(super) fn tests(prompts: &[u32], gens: &[u32], depths: &[u32]) -> Result<Vec
 }
 
 /// Tokens of row 0 with ids of a seeded generator: the same in every run.
-pub(super) fn random_ids(n: u32, vocab: u32) -> Vec<Token> {
+pub(in crate::cli) fn random_ids(n: u32, vocab: u32) -> Vec<Token> {
     const SEED: u64 = 1;
     let mut random = Xoshiro256PlusPlus::from_seed(SEED);
     let mut id = || u32::try_from(random.next_u64() % u64::from(vocab.max(1))).expect("below the vocabulary");

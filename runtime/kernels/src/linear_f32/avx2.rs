@@ -213,10 +213,10 @@ fn fold<W: Format, const T: usize, const B: usize>(
             *near = x[at..].first_chunk().expect("the inputs lie in the rows");
         }
         if T == 1 {
-            for line in (0..W::PACKING.payload_bytes(STEP)).step_by(64) {
-                blocks
-                    .iter()
-                    .for_each(|block| prefetch(block.bytes, W::PACKING.payload_bytes(at) + line + AHEAD));
+            let step_bytes = const { W::PACKING.payload_bytes(STEP) };
+            let next = at / STEP * step_bytes + AHEAD;
+            for line in (0..step_bytes).step_by(64) {
+                blocks.iter().for_each(|block| prefetch(block.bytes, next + line));
             }
         }
         for i in 0..STEP {
@@ -258,7 +258,7 @@ fn fma(a: Acc, b: Acc, c: Acc) -> Acc {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn weights<W: Format>(block: &[u8], i: usize) -> Acc {
-    let at = W::PACKING.payload_bytes(i);
+    let at = 2 * LANES * i;
     match W::PACKING {
         Packing::F16 => widen_halves(block[at..].first_chunk().expect("a row of the block")),
         Packing::BF16 => {

@@ -7,6 +7,7 @@
 //!
 //! Source: Intel's manual, volume 2: LDTILECFG, TILELOADD, TILESTORED, TILEZERO, TILERELEASE, TDPBSSD, and section 2.10
 //! for their exceptions. Only what the kernels use: no start row but 0, no other product.
+#![allow(unreachable_pub, dead_code, reason = "shared by path, and each test binary uses a part")]
 
 use std::arch::x86_64::__cpuid_count;
 use std::cell::RefCell;

@@ -33,8 +33,7 @@
 //!
 //! One row serves all packings: there are ten, and they differ in how codes are unpacked, not in what is done with them.
 //!
-//! Deliberately absent: twins of their own for AVX-512 and VNNI, where AVX2's run; and a twin for f32 arithmetic, which is the definition
-//! compiled for each tier.
+//! Deliberately absent: twins of their own for AVX-512 and VNNI, where AVX2's run; and for NEON, which compiles the definition.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;

@@ -18,6 +18,7 @@
 //! Weights of IQ4's table fill a byte: `vpmaddubsw` of |x| (unsigned, 128 included) and the weight with the sign of x; a pair of products is at
 //! most 2 · 128 · 127 = 32,512, and `vpmaddwd` with the scale follows at once.
 
+mod float;
 mod parts;
 mod unpack;
 
@@ -35,7 +36,7 @@ use super::check;
 use crate::avx2::{load_pair, load_words, splat_4, store_pair, with_lanes};
 use crate::cpu::Isa;
 use crate::table::{Entry, KernelTable};
-use crate::view::{FxRows, TileMut};
+use crate::view::{FxRows, RowsF32, TileMut};
 use parts::Part;
 use unpack::{Lines, Panel, Scales, lines, prefetch_chunk, quad};
 
@@ -88,6 +89,16 @@ macro_rules! formats {
             const PACKING: Packing = Packing::$name;
         })+
 
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn linear_units_f32(packing: Packing, w: &[u8], k: usize, x: &RowsF32<'_>, y: &mut TileMut<'_>) {
+            assert_eq!(x.cols(), k, "inputs of the activations");
+            check(packing, w, k, x.rows(), y);
+            match packing {
+                $(Packing::$name => float::linear::<$name>(w, k, x, y),)+
+                _ => unreachable!("the rows have looked"),
+            }
+        }
+
         /// The product for every packing.
         #[inline]
         #[target_feature(enable = "avx2,fma,f16c")]
@@ -112,6 +123,7 @@ macro_rules! rows {
     ($($name:ident: $planes:literal;)+) => {
         /// Overlays the rows of this tier. The caller has the tier.
         pub(crate) fn install(table: &mut KernelTable) {
+            table.linear_units_f32 = Entry { call: linear_units_f32, isa: Isa::Avx2 };
             $( table.$name = Entry { call: $name, isa: Isa::Avx2 }; )+
         }
         $(#[target_feature(enable = "avx2,fma,f16c")]

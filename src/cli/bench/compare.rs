@@ -1,0 +1,144 @@
+//! `--compare`: this program and another one in turn, each in fresh processes.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use serde_json::json;
+use waste::report::compare::{Observation, RESAMPLES, Side, records, rows, rows_json, schedule, table};
+use waste_plan::file::write_whole;
+
+use super::{BenchArgs, TableForm};
+use crate::cli::cx::Cx;
+use crate::cli::error::CliError;
+
+/// Flags, each with a value, that the processes of A do not get.
+const OWN_FLAGS: [&str; 5] = ["--compare", "--observations", "--rounds", "--output", "-o"];
+
+/// Runs `other` and this program as [`schedule`] says, and prints the ratios.
+pub(super) fn run(args: &BenchArgs, other: &str, cx: &Cx) -> Result<(), CliError> {
+    if args.threads.len() > 1 {
+        return Err(CliError::Usage("--compare measures one number of threads".into()));
+    }
+    let program = std::env::current_exe().map_err(|err| CliError::Input(format!("this program: {err}")))?;
+    let mut own = own_args(std::env::args_os().skip(1));
+    own.extend(["-o", "jsonl"].map(OsString::from));
+    let steps: Vec<_> = schedule(args.rounds).collect();
+    let progress = cx.progress("comparing", false);
+    let mut observations: Vec<Observation> = Vec::new();
+    for (round, side) in &steps {
+        let command = match side {
+            Side::A => {
+                let mut command = Command::new(&program);
+                command.args(&own);
+                command
+            }
+            Side::B => shell(other),
+        };
+        observations.push(observe(command, *round, *side, other)?);
+        progress.update(observations.len() as u64, steps.len() as u64);
+    }
+    drop(progress);
+    let rows = rows(&observations);
+    if let Some(path) = &args.observations {
+        let shown = |it: &OsString| it.to_string_lossy().into_owned();
+        let a: Vec<String> = [program.as_os_str().to_owned()].iter().chain(&own).map(shown).collect();
+        let value = json!({
+            "method": format!("fresh processes in the order ABBA; bootstrap over pairs, {RESAMPLES} samples, percentiles"),
+            "a": a,
+            "b": other,
+            "observations": observations.iter().map(Observation::json).collect::<Vec<_>>(),
+            "results": rows_json(&rows),
+        });
+        write(path, &format!("{value:#}\n"))?;
+    }
+    match args.form {
+        TableForm::Md => {
+            cx.print(&format!("A is this program, B is: {other}\n\n{}", table(&rows).markdown()))
+        }
+        TableForm::Csv => cx.print(&table(&rows).csv()),
+        TableForm::Json | TableForm::Jsonl => cx.print(&format!("{}\n", rows_json(&rows))),
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<(), CliError> {
+    use std::io::Write as _;
+    Ok(write_whole(path, |file| file.write_all(text.as_bytes()))?)
+}
+
+/// The arguments of this process but for those of the comparison.
+fn own_args(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut kept = Vec::new();
+    let mut args = args.peekable();
+    while let Some(arg) = args.next() {
+        let text = arg.to_string_lossy();
+        if OWN_FLAGS.contains(&text.as_ref()) {
+            args.next();
+            continue;
+        }
+        let is_joined = |flag: &str| {
+            let value = text.strip_prefix(flag);
+            // `--flag=value`, `-ovalue`.
+            value.is_some_and(|it| it.starts_with('=') || (flag.len() == 2 && !it.is_empty()))
+        };
+        if !OWN_FLAGS.iter().any(|it| is_joined(it)) {
+            kept.push(arg);
+        }
+    }
+    kept
+}
+
+/// `line` as the system's shell takes it.
+fn shell(line: &str) -> Command {
+    let (program, flag) = if cfg!(windows) { ("cmd", "/C") } else { ("sh", "-c") };
+    let mut command = Command::new(program);
+    command.arg(flag).arg(line);
+    command
+}
+
+/// Runs `command` to its end.
+fn observe(
+    mut command: Command,
+    round: Option<u32>,
+    side: Side,
+    other: &str,
+) -> Result<Observation, CliError> {
+    let name = if side == Side::A { "this program" } else { other };
+    command.stdin(Stdio::null());
+    let started = Instant::now();
+    let done = command.output().map_err(|err| CliError::Input(format!("{name}: {err}")))?;
+    let seconds = started.elapsed().as_secs_f64();
+    if !done.status.success() {
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        let last = said.lines().last().unwrap_or_default();
+        return Err(CliError::Input(format!("{name}: {}: {}", done.status, waste::formats::shown(last))));
+    }
+    let records = records(&String::from_utf8_lossy(&done.stdout));
+    Ok(Observation { round, side, seconds, records })
+}
+
+#[cfg(test)]
+mod unit {
+    use super::*;
+
+    #[test]
+    fn the_processes_of_a_get_everything_but_the_comparison() {
+        let given = [
+            "bench",
+            "m.gguf",
+            "--compare",
+            "x -y",
+            "-p",
+            "8",
+            "--rounds=3",
+            "-ojson",
+            "-o",
+            "md",
+            "-t",
+            "1",
+        ];
+        let kept = own_args(given.iter().map(OsString::from));
+        assert_eq!(kept, ["bench", "m.gguf", "-p", "8", "-t", "1"]);
+    }
+}

@@ -1,0 +1,106 @@
+//! What this machine could do at best, beside what it did: the roofline of each class of op.
+//!
+//! An op takes at least the time in which its bytes come from memory, and at least the time of its arithmetic: the larger of the two is
+//! its *bound* (Williams, Waterman, Patterson 2009). Bytes are those of weights and states, which must come from memory; activations
+//! stay in caches. Both roofs are measured on this machine, with the threads of the run: the reading speed over a working set of the same
+//! size, and the rate of the f32 matrix kernel on operands in the first cache. Integer arithmetic can be faster than the latter: then a
+//! class bound by arithmetic may pass its roof.
+
+use super::classes::Class;
+use super::cost::Cost;
+use super::table::{Align, Table};
+use super::units::float;
+
+/// The roofs of a machine.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Roofs {
+    /// Bytes a second.
+    pub bytes: f64,
+    /// Operations a second.
+    pub flops: f64,
+}
+
+/// Which roof is the lower one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// Bytes come too slowly.
+    Memory,
+    /// The arithmetic takes longer.
+    Arithmetic,
+}
+
+impl Bound {
+    /// The word in tables and JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Arithmetic => "arithmetic",
+        }
+    }
+}
+
+impl Roofs {
+    /// Nanoseconds that `cost` takes at least, and why.
+    #[must_use]
+    pub fn nanos(&self, cost: &Cost) -> (f64, Bound) {
+        let memory = float(cost.memory()) / self.bytes * 1e9;
+        let arithmetic = float(cost.flops) / self.flops * 1e9;
+        if arithmetic <= memory { (memory, Bound::Memory) } else { (arithmetic, Bound::Arithmetic) }
+    }
+
+    /// The sum over classes.
+    #[must_use]
+    pub fn total(&self, classes: &[Class]) -> f64 {
+        classes.iter().map(|it| self.nanos(&it.cost).0).sum()
+    }
+
+    /// Each class beside its roof, averages over `calls` calls; the last row is the sum.
+    #[must_use]
+    pub fn table(&self, classes: &[Class], calls: usize) -> Table {
+        use Align::{Left, Right};
+        let mut table = Table::new(&[
+            ("op", Left),
+            ("bound by", Left),
+            ("least µs/call", Right),
+            ("µs/call", Right),
+            ("% of possible", Right),
+        ]);
+        let n = float(calls.max(1) as u64) * 1e3;
+        let mut row = |name: &str, bound: &str, least: f64, nanos: u64| {
+            let share = 100.0 * least / float(nanos.max(1));
+            let cells = [least / n, float(nanos) / n].map(|it| format!("{it:.1}"));
+            let [least, measured] = cells;
+            table.row([name.to_owned(), bound.to_owned(), least, measured, format!("{share:.0}")]);
+        };
+        for class in classes {
+            let (least, bound) = self.nanos(&class.cost);
+            row(&class.name, bound.name(), least, class.nanos);
+        }
+        row("all", "", self.total(classes), classes.iter().map(|it| it.nanos).sum());
+        table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lower_roof_bounds_a_class() {
+        let roofs = Roofs { bytes: 10e9, flops: 100e9 };
+        let cost = |weights, others, flops| Cost { weights, others, flops, ..Cost::default() };
+        // 10 bytes a nanosecond, 100 operations a nanosecond; what stays in caches costs nothing.
+        assert_eq!(roofs.nanos(&cost(1000, 1 << 40, 2000)), (100.0, Bound::Memory));
+        assert_eq!(roofs.nanos(&cost(1000, 0, 20_000)), (200.0, Bound::Arithmetic));
+        let class = |name: &str, cost, nanos| Class { name: name.into(), steps: 1, cost, nanos };
+        let classes =
+            [class("linear w8", cost(1000, 0, 2000), 125), class("attention", cost(0, 0, 20_000), 500)];
+        assert_eq!(roofs.total(&classes), 300.0);
+        let text = roofs.table(&classes, 1).markdown();
+        let rows: Vec<Vec<&str>> = text.lines().map(|it| it.split('|').map(str::trim).collect()).collect();
+        assert_eq!(rows[2][1..6], ["linear w8", "memory", "0.1", "0.1", "80"]);
+        assert_eq!(rows[3][1..6], ["attention", "arithmetic", "0.2", "0.5", "40"]);
+        assert_eq!(rows[4][1..6], ["all", "", "0.3", "0.6", "48"]);
+    }
+}

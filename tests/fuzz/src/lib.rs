@@ -26,7 +26,7 @@ use waste_ir::Module;
 use waste_plan::DType;
 use waste_plan::file::PlanFile;
 use waste_plan::validate::validate;
-use waste_runtime::{ExpertOptions, Isa, Learned, LoadedPlan, Session, SessionOptions};
+use waste_runtime::{CpuFeatures, Isa, Learned, LoadedPlan, Session, SessionOptions};
 
 /// A target: its input is all it depends on.
 pub type Target = fn(&[u8]);
@@ -340,14 +340,9 @@ fn load(model: &str, options: CompileOptions) -> LoadedPlan {
 /// One thread, on the rows that every machine has.
 pub fn session_options() -> SessionOptions {
     SessionOptions {
-        threads: 1,
-        cpus: Vec::new(),
-        isa: Isa::Portable,
-        max_mem: None,
+        cpu: CpuFeatures::detect().capped(Isa::Portable),
         verify: false,
-        check_finite: false,
-        profile: false,
-        experts: ExpertOptions::default(),
+        ..SessionOptions::default()
     }
 }
 

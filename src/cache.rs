@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::compile::CompileOptions;
-use crate::formats::{FormatError, ModelFiles};
+use crate::formats::{Adapter, FormatError, ModelFiles};
 use crate::progress::Progress;
 
 /// A folder of compiled plans.
@@ -75,6 +75,9 @@ impl Key {
         family.update(env!("CARGO_PKG_VERSION"));
         family.update(files.header_hash()?);
         family.update(options_text(options));
+        for folder in &options.lora {
+            family.update(Adapter::open(folder)?.hash());
+        }
         let family = hex(&family.finalize());
         let mut exact = Sha256::new();
         exact.update(&family);
@@ -90,7 +93,7 @@ impl Key {
 
 /// Every option that changes the plan. A new option is a compile error here until it is decided on.
 fn options_text(options: &CompileOptions) -> String {
-    // The cache of experts is settled anew by each session.
+    // The cache of experts is settled anew by each session; of adapters the content counts, not the place.
     let CompileOptions {
         ctx,
         batch,
@@ -105,6 +108,7 @@ fn options_text(options: &CompileOptions) -> String {
         lookahead,
         expert_slots: _,
         max_mem: _,
+        lora: _,
     } = options;
     format!(
         "ctx {ctx:?} batch {batch} chunk {chunk:?} want {want:?} kv {} math {} only {only:?} disabled {disabled:?} \

@@ -6,7 +6,7 @@
 pub mod experts;
 mod weights;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use waste_codegen::PlanRequest;
@@ -19,8 +19,10 @@ use waste_plan::validate::{ValidateError, validate};
 use waste_plan::{DType, Math, Tables};
 use waste_runtime::{LoadedPlan, RuntimeError};
 
-use crate::formats::{FormatError, ModelFiles, Source};
-use crate::models::{ImportOptions, ModelError, import, source_decls, trained_ctx};
+use crate::formats::{Adapter, FormatError, ModelFiles, Source};
+use crate::models::{
+    ImportOptions, ModelError, adapter_decl, import, merge_adapters, source_decls, trained_ctx,
+};
 use crate::progress::Progress;
 use crate::text::{TextError, TokenizerSpec, stop_ids};
 
@@ -42,6 +44,7 @@ impl CompileOptions {
             lookahead: 0,
             expert_slots: None,
             max_mem: None,
+            lora: Vec::new(),
         }
     }
 }
@@ -84,6 +87,8 @@ pub struct CompileOptions {
     pub expert_slots: Option<u64>,
     /// Refuse a plan that needs more bytes than this with one thread; a cache of experts may be smaller than planned.
     pub max_mem: Option<u64>,
+    /// Folders of LoRA adapters, merged in this order.
+    pub lora: Vec<PathBuf>,
 }
 
 /// Why a model could not be compiled.
@@ -181,19 +186,26 @@ pub fn compile(
     observer: &mut dyn FnMut(&Event<'_>),
 ) -> Result<Compiled, CompileError> {
     let mut clock = Clock::default();
-    let module = import_module(files, options)?;
+    let (module, sources) = import_with_adapters(files, options)?;
     clock.lap("import");
     let tokenizer = TokenizerSpec::from_model(files)?;
     clock.lap("tokenizer");
-    let sources = files.sources().to_vec();
     finish(module, Origin { files: Some(files), tokenizer, sources }, options, observer, clock)
 }
 
-/// The graphs of a model as its front end builds them: the stage `import`.
+/// The graphs of a model as its front end builds them, adapters merged: the stage `import`.
 ///
 /// # Errors
 /// As [`compile`].
 pub fn import_module(files: &ModelFiles, options: &CompileOptions) -> Result<Module, CompileError> {
+    Ok(import_with_adapters(files, options)?.0)
+}
+
+/// The graphs, and the files that their weights come from.
+fn import_with_adapters(
+    files: &ModelFiles,
+    options: &CompileOptions,
+) -> Result<(Module, Vec<Source>), CompileError> {
     let ctx = match options.ctx {
         Some(ctx) => ctx,
         None => trained_ctx(files)?.min(DEFAULT_CTX),
@@ -202,7 +214,25 @@ pub fn import_module(files: &ModelFiles, options: &CompileOptions) -> Result<Mod
     let usual = if files.container().is_some() { DEFAULT_TABLE_CHUNK } else { DEFAULT_CHUNK };
     // More tokens than all rows have positions cannot come at once.
     let chunk = options.chunk.unwrap_or(usual).min(ctx.saturating_mul(options.batch)).max(1);
-    Ok(import(files, &ImportOptions { ctx, batch: options.batch, chunk, want, kv: options.kv })?)
+    let mut module =
+        import(files, &ImportOptions { ctx, batch: options.batch, chunk, want, kv: options.kv })?;
+    let adapters: Vec<Adapter> = options.lora.iter().map(|it| Adapter::open(it)).collect::<Result<_, _>>()?;
+    merge_adapters(&mut module, files.format(), &adapters)?;
+    let sources = files.sources().iter().chain(adapters.iter().map(Adapter::source));
+    Ok((module, sources.cloned().collect()))
+}
+
+/// Refuses adapters for graphs that are imported already.
+fn refuse_adapters(options: &CompileOptions) -> Result<(), CompileError> {
+    match options.lora.first() {
+        None => Ok(()),
+        Some(folder) => Err(ModelError::Option {
+            option: "lora",
+            value: folder.display().to_string(),
+            reason: "adapters are merged into models, not into graphs".into(),
+        }
+        .into()),
+    }
 }
 
 /// Compiles IR text, as `waste dump` prints it; paths of its sources are relative to `folder`.
@@ -217,6 +247,7 @@ pub fn compile_text(
     options: &CompileOptions,
     observer: &mut dyn FnMut(&Event<'_>),
 ) -> Result<Compiled, CompileError> {
+    refuse_adapters(options)?;
     let mut clock = Clock::default();
     let parse_error = |source| CompileError::Parse { name: name.to_owned(), source };
     let module = waste_ir::text::parse_module(text).map_err(parse_error)?;
@@ -239,6 +270,7 @@ pub fn compile_module(
     options: &CompileOptions,
     observer: &mut dyn FnMut(&Event<'_>),
 ) -> Result<Compiled, CompileError> {
+    refuse_adapters(options)?;
     finish(module, Origin { files: None, tokenizer: None, sources }, options, observer, Clock::default())
 }
 
@@ -248,6 +280,12 @@ fn header_hash(files: &ModelFiles, path: &Path) -> Option<String> {
     let decls = source_decls(files);
     let at = files.sources().iter().position(|it| it.path().canonicalize().is_ok_and(|it| it == wanted))?;
     Some(decls[at].header_sha256.clone())
+}
+
+/// The hash of the adapter whose file is at `path`.
+fn adapter_hash(path: &Path) -> Option<String> {
+    let adapter = Adapter::open(path.parent()?).ok()?;
+    (adapter.source().path() == path).then(|| adapter_decl(&adapter).header_sha256)
 }
 
 fn open_sources(module: &Module, folder: &Path) -> Result<Vec<Source>, CompileError> {
@@ -260,6 +298,7 @@ fn open_sources(module: &Module, folder: &Path) -> Result<Vec<Source>, CompileEr
             return Err(CompileError::Source { path: path.display().to_string(), message });
         }
         let hash = ModelFiles::open(&path, None).ok().and_then(|it| header_hash(&it, &path));
+        let hash = hash.or_else(|| adapter_hash(&path));
         if let Some(hash) = hash.filter(|it| *it != decl.header_sha256) {
             let message =
                 format!("has a header of SHA-256 {hash}, the text was made from {}", decl.header_sha256);
@@ -343,7 +382,7 @@ fn as_comments(text: &str) -> String {
 
 /// Parameters and bytes of all stored tensors, each counted once.
 fn stored_size(module: &Module) -> (u64, u64) {
-    let stored = module.weights.values().filter(|it| !matches!(it.init, waste_ir::WeightInit::Concat(_)));
+    let stored = module.weights.values().filter(|it| it.init.parts().is_empty());
     stored.fold((0, 0), |(params, bytes), it| {
         let elems: u64 = it.ty.shape.dims().iter().map(|dim| dim.upper(&module.syms)).product();
         let dtype = match it.init {
@@ -351,7 +390,9 @@ fn stored_size(module: &Module) -> (u64, u64) {
             | waste_ir::WeightInit::Transposed { stored, .. }
             | waste_ir::WeightInit::Grouped { stored, .. }
             | waste_ir::WeightInit::Bank { stored, .. } => stored,
-            waste_ir::WeightInit::Concat(_) | waste_ir::WeightInit::Records { .. } => it.ty.dtype,
+            waste_ir::WeightInit::Concat(_)
+            | waste_ir::WeightInit::Merged { .. }
+            | waste_ir::WeightInit::Records { .. } => it.ty.dtype,
         };
         let ty = waste_ir::TensorType { dtype, shape: it.ty.shape.clone() };
         (params + elems, bytes + module.upper_bytes(&ty).unwrap_or(0))

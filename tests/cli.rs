@@ -385,6 +385,13 @@ fn outputs_and_sizes_that_cannot_be_are_refused() {
     assert_eq!(waste(&["compile", ".", "-o", "m.wplan"]).0, Some(0));
     let (code, said) = waste(&["plan", "m.wplan", "--ctx", "7"]);
     assert!(code == Some(2) && said.contains("compiled for 96"), "{code:?} {said}");
+    for verb in ["plan", "bench", "dump", "chat"] {
+        let (code, said) = waste(&[verb, "m.wplan", "--lora", "adapter"]);
+        assert!(
+            code == Some(2) && said.contains("--lora: m.wplan is compiled already"),
+            "{verb}: {code:?} {said}"
+        );
+    }
     let mut bytes = std::fs::read(dir.join("m.wplan")).unwrap();
     let last = bytes.len() - 200;
     bytes[last] ^= 1;

@@ -116,12 +116,17 @@ fn collect_parts(module: &Module, decl: &WeightDecl, parts: &mut Vec<Part>) -> O
     };
     let mut stored = |source: &waste_ir::SourceId, offset: u64, stored, transposed| {
         let source = u32::try_from(source.index()).expect("source ids are u32");
-        parts.push(Part { source, offset, scales: None, stored, rows, transposed });
+        parts.push(Part { source, offset, scales: None, stored, rows, transposed, terms: Vec::new() });
     };
     match &decl.init {
         WeightInit::Stored { source, offset, stored: dtype } => stored(source, *offset, *dtype, false),
         WeightInit::Transposed { source, offset, stored: dtype } => stored(source, *offset, *dtype, true),
         WeightInit::Records { .. } => {}
+        WeightInit::Merged { base, terms } => {
+            collect_parts(module, &module.weights[*base], parts)?;
+            let number = |it: &waste_ir::SourceId| u32::try_from(it.index()).expect("source ids are u32");
+            parts.last_mut()?.terms = terms.iter().map(|it| it.clone().at(number(&it.source))).collect();
+        }
         WeightInit::Bank { stored: dtype, parts: matrices } => {
             for (source, offset) in matrices {
                 stored(source, *offset, *dtype, false);
@@ -135,7 +140,16 @@ fn collect_parts(module: &Module, decl: &WeightDecl, parts: &mut Vec<Part>) -> O
             };
             for e in 0..count {
                 let (offset, scales) = (codes.at(e)?, Some(scales.at(e)?));
-                parts.push(Part { source, offset, scales, stored: *dtype, rows, transposed: false });
+                let stored = *dtype;
+                parts.push(Part {
+                    source,
+                    offset,
+                    scales,
+                    stored,
+                    rows,
+                    transposed: false,
+                    terms: Vec::new(),
+                });
             }
         }
         WeightInit::Concat(ids) => {

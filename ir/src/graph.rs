@@ -9,7 +9,7 @@
 use smallvec::SmallVec;
 pub use waste_plan::StateKind;
 use waste_plan::ids::PrimaryMap;
-use waste_plan::{DType, Packing};
+use waste_plan::{DType, LowRank, Packing};
 
 use crate::ops::Op;
 use crate::types::{Shape, Syms, TensorType};
@@ -71,7 +71,7 @@ pub struct SourceDecl {
 }
 
 /// Where the bytes of a weight come from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum WeightInit {
     /// Row-major elements in a source file. `stored` is the declared dtype, or f16 or bf16 widened exactly to a declared f32.
     Stored {
@@ -125,6 +125,13 @@ pub enum WeightInit {
         /// Where the f16 scales of the rows begin in a record.
         scales: u64,
     },
+    /// A stored float matrix with low-rank terms added, in order ([`LowRank`]): the sum in f64, rounded once to the declared f32.
+    Merged {
+        /// What they are added to: [`WeightInit::Stored`] or [`WeightInit::Transposed`].
+        base: WeightId,
+        /// What is added to it, at least one.
+        terms: Vec<LowRank<SourceId>>,
+    },
 }
 
 /// Bytes in equal steps: those of matrix e begin at `first + e · step`.
@@ -150,14 +157,25 @@ impl WeightInit {
     pub fn parts(&self) -> &[WeightId] {
         match self {
             Self::Concat(parts) => parts,
+            Self::Merged { base, .. } => std::slice::from_ref(base),
             Self::Stored { .. } | Self::Transposed { .. } | Self::Bank { .. } => &[],
             Self::Grouped { .. } | Self::Records { .. } => &[],
+        }
+    }
+
+    /// As [`WeightInit::parts`], to be renumbered.
+    pub fn parts_mut(&mut self) -> &mut [WeightId] {
+        match self {
+            Self::Concat(parts) => parts,
+            Self::Merged { base, .. } => std::slice::from_mut(base),
+            Self::Stored { .. } | Self::Transposed { .. } | Self::Bank { .. } => &mut [],
+            Self::Grouped { .. } | Self::Records { .. } => &mut [],
         }
     }
 }
 
 /// A weight: its name in the source, type, origin and packed layout.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct WeightDecl {
     /// The source's own name, or the names of its parts joined by `+`.
     pub name: String,

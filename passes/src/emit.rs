@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use waste_ir::{
     BuildError, Built, Def, Graph, GraphBuilder, Module, OpData, OpId, RegionId, ValueId, WeightDecl,
-    WeightId, WeightInit,
+    WeightId,
 };
 use waste_plan::ids::{EntityRef, PrimaryMap, SecondaryMap};
 
@@ -141,8 +141,7 @@ fn kept_decls(
     stays
         .map(|(_, decl)| {
             let mut decl = WeightDecl::clone(decl);
-            let parts = if let WeightInit::Concat(parts) = &mut decl.init { &mut parts[..] } else { &mut [] };
-            for part in parts.iter_mut().chain(&mut decl.books) {
+            for part in decl.init.parts_mut().iter_mut().chain(&mut decl.books) {
                 *part = kept[*part].expect("parts and codebooks of a kept weight are kept");
             }
             decl

@@ -197,6 +197,28 @@ impl Parts<'_> {
     }
 }
 
+impl Parts<'_> {
+    /// The factors of a term of part `index`, if they lie inside their source.
+    fn factor_bytes(&self, index: usize, term: usize) -> Option<[&[u8]; 2]> {
+        let part = self.weight.parts.get(index)?;
+        let term = part.terms.get(term)?;
+        let bytes = self.sources.get(term.source as usize)?.bytes();
+        let factor = |at: u64, len: Option<u64>| {
+            let start = usize::try_from(at).ok()?;
+            bytes.get(start..start.checked_add(usize::try_from(len?).ok()?)?)
+        };
+        Some([factor(term.a, term.a_bytes(self.weight.cols))?, factor(term.b, term.b_bytes(part.rows))?])
+    }
+
+    /// Whether part `index` and all it is made of lie inside their sources.
+    fn is_inside(&self, index: usize) -> bool {
+        let terms = self.weight.parts[index].terms.len();
+        self.bytes(index).is_some()
+            && self.scale_bytes(index).is_some()
+            && (0..terms).all(|it| self.factor_bytes(index, it).is_some())
+    }
+}
+
 impl PartBytes for Parts<'_> {
     fn part(&self, index: usize) -> &[u8] {
         self.bytes(index).expect("checked by `repack`")
@@ -204,6 +226,10 @@ impl PartBytes for Parts<'_> {
 
     fn scales(&self, index: usize) -> &[u8] {
         self.scale_bytes(index).expect("checked by `repack`")
+    }
+
+    fn factors(&self, index: usize, term: usize) -> [&[u8]; 2] {
+        self.factor_bytes(index, term).expect("checked by `repack`")
     }
 }
 
@@ -215,7 +241,7 @@ fn repack(plan: &Plan, folder: &Path) -> Result<WeightBytes, RuntimeError> {
     let mut at = 0;
     for weight in plan.weights.iter().filter(|it| it.records.is_none()) {
         let parts = Parts { weight, sources: &sources };
-        if (0..weight.parts.len()).any(|it| parts.bytes(it).is_none() || parts.scale_bytes(it).is_none()) {
+        if (0..weight.parts.len()).any(|it| !parts.is_inside(it)) {
             let path = folder.join(&plan.sources[weight.parts[0].source as usize].path);
             return Err(RuntimeError::Plan {
                 path,

@@ -47,6 +47,9 @@ pub(crate) struct SizeArgs {
     /// Not these optional passes
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     pub(crate) disable_pass: Vec<String>,
+    /// Merge this PEFT adapter (a folder with adapter_config.json) into the weights; repeatable, in order
+    #[arg(long, value_name = "DIR")]
+    pub(crate) lora: Vec<PathBuf>,
     /// At most N rewrites by optional passes, to find the one at fault
     #[arg(long, value_name = "N")]
     pub(crate) rewrite_limit: Option<u32>,
@@ -90,6 +93,7 @@ impl SizeArgs {
             lookahead: self.lookahead,
             expert_slots: limits.expert_cache.map(u64::from),
             max_mem: limits.max_mem.map(|it| it.0),
+            lora: self.lora.clone(),
         }
     }
 }

@@ -118,6 +118,7 @@ pub(crate) fn graphs(loaded: &LoadedPlan) -> Result<Module, CliError> {
 /// # Errors
 /// As [`open_plan`]; if a flag asks for another size than the plan was compiled for: it could only be ignored.
 pub(crate) fn open_plan_as(path: &Path, options: &CompileOptions) -> Result<LoadedPlan, CliError> {
+    refuse_adapters(path, options)?;
     let loaded = open_plan(path)?;
     let has = &loaded.plan().options;
     if let Some(ctx) = options.ctx.filter(|it| *it != has.ctx) {
@@ -128,6 +129,15 @@ pub(crate) fn open_plan_as(path: &Path, options: &CompileOptions) -> Result<Load
         )));
     }
     Ok(loaded)
+}
+
+/// Adapters are merged when a model is compiled.
+fn refuse_adapters(plan: &Path, options: &CompileOptions) -> Result<(), CliError> {
+    if options.lora.is_empty() {
+        return Ok(());
+    }
+    let name = plan.display();
+    Err(CliError::Usage(format!("--lora: {name} is compiled already; compile its model with the adapter")))
 }
 
 /// Says of a plan if it has more positions than its model was trained for.
@@ -143,9 +153,10 @@ pub(crate) fn note_training(plan: &Plan, quiet: bool, cx: &Cx) {
 /// A plan file opened, or a model compiled and packed in memory.
 ///
 /// # Errors
-/// Those of reading and of compiling.
+/// Those of reading and of compiling; of a plan, if it should have adapters merged.
 pub(crate) fn load(target: &Path, options: &CompileOptions, cx: &Cx) -> Result<LoadedPlan, CliError> {
     if is_plan(target) {
+        refuse_adapters(target, options)?;
         return open_plan(target);
     }
     let compiled = compile_model(target, options, cx)?;

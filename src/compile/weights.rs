@@ -25,6 +25,17 @@ impl PartBytes for Parts<'_> {
             _ => &[],
         }
     }
+
+    fn factors(&self, index: usize, term: usize) -> [&[u8]; 2] {
+        let part = &self.weight.parts[index];
+        let term = &part.terms[term];
+        let bytes = self.sources[term.source as usize].bytes();
+        let factor = |at: u64, len: Option<u64>| {
+            let range = |it: u64| usize::try_from(it).expect("inside a mapped file");
+            &bytes[range(at)..range(at + len.expect("a verified weight"))]
+        };
+        [factor(term.a, term.a_bytes(self.weight.cols)), factor(term.b, term.b_bytes(part.rows))]
+    }
 }
 
 impl Parts<'_> {

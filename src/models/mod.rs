@@ -10,6 +10,7 @@
 //! | `kda`, `mla`, `moe`, `ffn` | delta attention, latent attention, routed experts, gated feed-forward: shared by families |
 //! | `keys`, `rope` | configuration keys by value; what is not understood is refused by name |
 //! | `weights` | tensors by name and shape; what is left over is refused by name |
+//! | `lora` | adapters merged into the weights of an imported model |
 //! | `program` | what all decoders share: symbols, inputs, states, outputs |
 //!
 //! [`import`] gives a module with two graphs over the same weights and caches:
@@ -36,6 +37,7 @@ mod kda;
 mod keys;
 mod kimi;
 mod llama;
+mod lora;
 mod mla;
 mod moe;
 mod program;
@@ -46,6 +48,7 @@ use waste_ir::{BuildError, Module};
 use waste_plan::DType;
 
 use crate::formats::{Format, FormatError, ModelFiles, shown};
+pub use lora::{adapter_decl, merge as merge_adapters};
 pub use weights::source_decls;
 
 /// What a model is imported for.
@@ -93,6 +96,16 @@ pub enum ModelError {
         found: &'static str,
         /// What its use allows.
         expected: &'static str,
+    },
+    /// An adapter does not fit the model.
+    #[error("{file}: module '{module}' {reason}")]
+    Adapter {
+        /// The adapter's file.
+        file: String,
+        /// The module that it adapts.
+        module: String,
+        /// What does not fit.
+        reason: String,
     },
     /// The model was asked for what it cannot do.
     #[error("{option} {value}: {reason}")]

@@ -262,6 +262,6 @@ pub fn source_decls(files: &ModelFiles) -> Vec<SourceDecl> {
     files.sources().iter().zip(header_ends).map(declare).collect()
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|it| format!("{it:02x}")).collect()
 }

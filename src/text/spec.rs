@@ -196,8 +196,8 @@ impl TokenizerSpec {
                 return Err(TextError::malformed(file, reason));
             }
         }
-        if self.n_ids() > MAX_ID {
-            let reason = format!("token id {} is not below {MAX_ID}", self.n_ids() - 1);
+        if let Some(last) = self.tokens.last().filter(|it| it.id >= MAX_ID) {
+            let reason = format!("token id {} is not below {MAX_ID}", last.id);
             return Err(TextError::malformed(file, reason));
         }
         if let Some(empty) = self.tokens.iter().find(|it| it.text.is_empty() && it.kind.is_text()) {

@@ -84,6 +84,7 @@ fn what_is_not_understood_is_refused_by_name() {
         (r#""a b""#, r#""a""#, "is not two tokens"),
         (r#""ab":4"#, r#""ab":3"#, "the same id 3"),
         (r#""id":9"#, r#""id":4194304"#, "token id 4194304 is not below"),
+        (r#""id":9"#, r#""id":4294967295"#, "token id 4294967295 is not below"),
         (r#""a":0"#, r#""a":-1"#, "not a tokenizer"),
         (r#""vocab""#, r#""words""#, "missing field"),
     ] {

@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
-use waste_ir::{Dim, Module, StateId, Steps, WeightDecl, WeightId, WeightInit};
+use waste_ir::{Dim, Module, SourceId, StateId, Steps, WeightDecl, WeightId, WeightInit};
+use waste_plan::LowRank;
 use waste_plan::ids::EntityRef;
 use waste_plan::schema::{Part, Plan, PortName, Records};
 
@@ -144,7 +145,14 @@ fn parts(module: &Module, id: WeightId) -> Option<Vec<Part>> {
             [Dim::Const(bank), Dim::Const(n), _] => u64::from(*bank) * u64::from(*n),
             _ => return None,
         };
-        let stored = match &decl.init {
+        let none = Vec::new();
+        // The stored part of a matrix with low-rank terms is that of its base.
+        let (init, terms) = match &decl.init {
+            WeightInit::Merged { base, terms } => (&module.weights.get(*base)?.init, terms),
+            plain => (plain, &none),
+        };
+        let stored = match init {
+            WeightInit::Merged { .. } => return None,
             WeightInit::Concat(parts) => {
                 open.extend(parts.iter().rev());
                 continue;
@@ -155,8 +163,8 @@ fn parts(module: &Module, id: WeightId) -> Option<Vec<Part>> {
                 let rows = rows / u64::try_from(parts.len()).ok().filter(|it| *it > 0)?;
                 for (source, offset) in parts {
                     let source = u32::try_from(source.index()).ok()?;
-                    let (offset, stored) = (*offset, *stored);
-                    out.push(Part { source, offset, scales: None, stored, rows, transposed: false });
+                    let (offset, stored, terms) = (*offset, *stored, Vec::new());
+                    out.push(Part { source, offset, scales: None, stored, rows, transposed: false, terms });
                 }
                 continue;
             }
@@ -168,7 +176,8 @@ fn parts(module: &Module, id: WeightId) -> Option<Vec<Part>> {
                     let place = |it: &Steps| it.step.checked_mul(e).and_then(|by| by.checked_add(it.first));
                     let (offset, scales) = (place(codes)?, Some(place(scales)?));
                     let rows = rows / u64::from(matrices);
-                    out.push(Part { source, offset, scales, stored: *stored, rows, transposed: false });
+                    let (stored, terms) = (*stored, Vec::new());
+                    out.push(Part { source, offset, scales, stored, rows, transposed: false, terms });
                 }
                 continue;
             }
@@ -177,7 +186,10 @@ fn parts(module: &Module, id: WeightId) -> Option<Vec<Part>> {
         };
         let (source, offset, stored, transposed) = stored;
         let source = u32::try_from(source.index()).ok()?;
-        out.push(Part { source, offset: *offset, scales: None, stored: *stored, rows, transposed });
+        let (offset, stored) = (*offset, *stored);
+        let number = |it: &LowRank<SourceId>| u32::try_from(it.source.index()).ok();
+        let terms = terms.iter().map(|it| Some(it.clone().at(number(it)?))).collect::<Option<_>>()?;
+        out.push(Part { source, offset, scales: None, stored, rows, transposed, terms });
     }
     None
 }

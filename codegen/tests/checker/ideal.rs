@@ -139,7 +139,9 @@ fn add_parts(module: &Module, id: WeightId, text: &mut String) {
         WeightInit::Records { source, first, stride, indices, scales } => {
             return text.push_str(&format!(" {} {first} {stride} {indices} {scales}", source.index()));
         }
-        WeightInit::Grouped { .. } => unreachable!("the suite has no codes apart from their scales"),
+        WeightInit::Grouped { .. } | WeightInit::Merged { .. } => {
+            unreachable!("the suite has no codes apart from their scales, and no adapters")
+        }
         WeightInit::Concat(parts) => return parts.iter().for_each(|it| add_parts(module, *it, text)),
         WeightInit::Stored { source, offset, stored } => (source, offset, stored, false),
         WeightInit::Transposed { source, offset, stored } => (source, offset, stored, true),

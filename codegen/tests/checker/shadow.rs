@@ -386,6 +386,7 @@ pub(crate) fn weight_tags(plan: &Plan) -> Vec<u64> {
         for part in &it.parts {
             let (source, offset, stored) = (part.source, part.offset, part.stored.name());
             text.push_str(&format!(" {source} {offset} {stored} {} {}", part.rows, part.transposed));
+            text.extend(part.terms.iter().map(|it| format!(" {it:?}")));
         }
         if let Some(at) = it.records {
             let bank = plan.banks.get(at.bank as usize).map(|it| (it.source, it.offset, it.bytes));

@@ -1,9 +1,9 @@
 //! Stored bytes to weights.
 
-use waste_plan::{DType, VqCode, vq};
+use waste_plan::{DType, LowRank, VqCode, vq};
 
 use crate::graph::{Module, SourceId, Steps, WeightDecl, WeightId, WeightInit};
-use crate::types::TensorType;
+use crate::types::{Dim, TensorType};
 
 /// Where an evaluator gets its weights: row-major elements in the declared shape, or a sentence why not.
 pub type WeightSource<'a> = dyn Fn(WeightId) -> Result<Vec<f64>, String> + 'a;
@@ -35,6 +35,14 @@ pub fn decode_weight(module: &Module, id: WeightId, read: &ReadBytes<'_>) -> Res
                 all.extend(decode_weight(module, *part, read)?);
             }
             Ok(all)
+        }
+        WeightInit::Merged { base, terms } => {
+            let mut sums = decode_weight(module, *base, read)?;
+            for term in terms {
+                add_term(module, &decl.ty, term, &mut sums, read)?;
+            }
+            // Rounded once: the weight is f32.
+            Ok(sums.into_iter().map(|it| f64::from(it as f32)).collect())
         }
         WeightInit::Bank { .. } | WeightInit::Grouped { .. } | WeightInit::Records { .. } => {
             let (count, _, _) = extent(decl)?;
@@ -79,12 +87,37 @@ pub fn decode_matrix(
             let read = |at: u64, len: u64| read(*source, record + at, len);
             coded(code, &books, (rows, cols), (*indices, *scales), &read)
         }
-        WeightInit::Stored { .. } | WeightInit::Transposed { .. } | WeightInit::Concat(_) => {
+        WeightInit::Stored { .. }
+        | WeightInit::Transposed { .. }
+        | WeightInit::Concat(_)
+        | WeightInit::Merged { .. } => {
             let size = (rows * cols) as usize;
             let all = decode_weight(module, id, read)?;
             Ok(all.chunks_exact(size).nth(e as usize).ok_or("no such matrix")?.to_vec())
         }
     }
+}
+
+/// Adds scale · B·A to the elements of an `[n, k]`: B is `[n, rank]`, A `[rank, k]`.
+fn add_term(
+    module: &Module,
+    ty: &TensorType,
+    term: &LowRank<SourceId>,
+    sums: &mut [f64],
+    read: &ReadBytes<'_>,
+) -> Result<(), String> {
+    let [n, k] = *ty.shape.dims() else { return Err("low-rank terms are added to matrices".to_owned()) };
+    let rank = Dim::Const(term.rank);
+    let matrix = |at: u64, dims: [Dim; 2]| {
+        elements(module, &TensorType::new(DType::F32, &dims), (term.source, at, term.stored), read)
+    };
+    let (a, b) = (matrix(term.a, [rank, k])?, matrix(term.b, [n, rank])?);
+    let (rank, k) = (term.rank as usize, k.known().ok_or("no columns")? as usize);
+    for (i, sum) in sums.iter_mut().enumerate() {
+        let product: f64 = (0..rank).map(|j| b[i / k * rank + j] * a[j * k + i % k]).sum();
+        *sum += term.scale * product;
+    }
+    Ok(())
 }
 
 /// Matrices, rows and columns of a weight.

@@ -128,6 +128,15 @@ impl<'t> Cursor<'t> {
         Ok(value)
     }
 
+    /// A finite number.
+    pub(super) fn float(&mut self, what: &str) -> Result<f64, ParseError> {
+        let Kind::Number(text) = *self.peek() else { return Err(self.expected(what)) };
+        let value: Option<f64> = text.parse().ok();
+        let value = value.filter(|it| it.is_finite()).ok_or_else(|| self.expected(what))?;
+        self.skip();
+        Ok(value)
+    }
+
     /// The text of an attribute's value: a word or number, with a `{…}` right after a word.
     pub(super) fn attr_text(&mut self) -> Result<&'t str, ParseError> {
         let start = self.offset();

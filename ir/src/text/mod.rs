@@ -11,6 +11,8 @@
 //!          | "bank" DTYPE run ("," run)*
 //!          | "grouped" DTYPE place step "scales" INT step     ; codes, then their scales
 //!          | "records" place "+=" INT "indices" INT "scales" INT
+//!          | "merge" STRING ( "+" term )*                     ; a stored matrix and low-rank terms
+//! term     = DTYPE "a" place "b" INT "rank" INT "scale" FLOAT
 //! step     = [ "+=" INT ]                                    ; from matrix to matrix of a bank
 //! run      = place [ "+=" INT "*" INT ]                      ; matrices: one, or as many as the last INT, so many bytes apart
 //! place    = "@"INT "+" INT                                  ; source, first byte

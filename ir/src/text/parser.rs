@@ -13,6 +13,7 @@ use crate::graph::{
     WeightInit,
 };
 use crate::types::{Dim, Shape, SymDecl, SymId, TensorType};
+use waste_plan::LowRank;
 
 /// Reads a module from its text form.
 ///
@@ -163,6 +164,13 @@ impl<'t> Parser<'t> {
             let scales = Steps { first, step: self.step()? };
             return Ok(WeightInit::Grouped { source, stored, codes, scales });
         }
+        if self.cursor.eat_word("merge") {
+            let (base, mut terms) = (self.part()?, Vec::new());
+            while self.cursor.eat('+') {
+                terms.push(self.term()?);
+            }
+            return Ok(WeightInit::Merged { base, terms });
+        }
         if self.cursor.eat_word("records") {
             return self.records();
         }
@@ -174,6 +182,20 @@ impl<'t> Parser<'t> {
         } else {
             WeightInit::Stored { source, offset, stored }
         })
+    }
+
+    /// `f32 a @1+0x400 b 0x800 rank 4 scale 2.0`.
+    fn term(&mut self) -> Result<LowRank<SourceId>, ParseError> {
+        let stored = self.named("a dtype", DType::from_name)?;
+        self.cursor.keyword("a")?;
+        let (source, a) = self.place()?;
+        self.cursor.keyword("b")?;
+        let b = self.cursor.int("a byte offset")?;
+        self.cursor.keyword("rank")?;
+        let rank = self.cursor.int("the rank")?;
+        self.cursor.keyword("scale")?;
+        let scale = self.cursor.float("the scale")?;
+        Ok(LowRank { source, stored, a, b, rank, scale })
     }
 
     /// `@2+0x0 += 0x1000 indices 0x30 scales 0x930`.

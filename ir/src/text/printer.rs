@@ -14,6 +14,7 @@ use crate::graph::{
     WeightId, WeightInit,
 };
 use crate::types::SymDecl;
+use waste_plan::LowRank;
 
 /// The text of a whole module, ending in a line break.
 #[must_use]
@@ -163,6 +164,9 @@ pub(crate) fn print_weight(module: &Module, weight: &WeightDecl) -> String {
         WeightInit::Grouped { source, stored, codes, scales } => {
             format!("grouped {} {source}+{} scales {}", stored.name(), steps(*codes), steps(*scales))
         }
+        WeightInit::Merged { base, terms } => {
+            format!("merge {}{}", name(base), terms.iter().map(print_term).collect::<String>())
+        }
         WeightInit::Records { source, first, stride, indices, scales } => {
             format!("records {source}+{first:#x} += {stride:#x} indices {indices:#x} scales {scales:#x}")
         }
@@ -170,6 +174,12 @@ pub(crate) fn print_weight(module: &Module, weight: &WeightDecl) -> String {
     let books = weight.books.map_or_else(String::new, |it| format!(" books {}", name(&it)));
     let packing = weight.packing.map_or_else(String::new, |it| format!(" as {}", it.name()));
     format!("weight {}: {ty} = {init}{books}{packing}", Quoted(&weight.name))
+}
+
+/// ` + f32 a @1+0x400 b 0x800 rank 4 scale 2.0`.
+fn print_term(it: &LowRank<SourceId>) -> String {
+    let LowRank { source, stored, a, b, rank, scale } = it;
+    format!(" + {} a {source}+{a:#x} b {b:#x} rank {rank} scale {scale:?}", stored.name())
 }
 
 /// `0x900 += 0x40`, or `0x900` without steps.

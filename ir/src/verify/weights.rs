@@ -1,8 +1,8 @@
 //! Rules 3 to 7: weights.
 
-use waste_plan::DType;
 use waste_plan::ids::SecondaryMap;
 use waste_plan::vq::VEC_DIM;
+use waste_plan::{DType, LowRank};
 
 use super::Errors;
 use crate::graph::{Def, Module, SourceId, Steps, WeightDecl, WeightId, WeightInit};
@@ -76,6 +76,7 @@ fn init_rule(module: &Module, id: WeightId, weight: &WeightDecl) -> Result<(), (
             }
             stored_rule(*stored, weight.ty.dtype)
         }
+        WeightInit::Merged { base, terms } => merged_rule(module, id, (*base, terms), &weight.ty),
         WeightInit::Grouped { source, stored, codes, scales } => {
             grouped_rule(module, *source, *stored, [*codes, *scales], &weight.ty)
         }
@@ -201,6 +202,37 @@ fn concat_rule(module: &Module, id: WeightId, parts: &[WeightId], ty: &TensorTyp
         Some(Dim::Const(n)) if u64::from(*n) == rows => Ok(()),
         _ => Err(format!("the parts have {rows} rows")),
     }
+}
+
+/// Rules 4 to 6 for a matrix with low-rank terms.
+fn merged_rule(
+    module: &Module,
+    id: WeightId,
+    (base, terms): (WeightId, &[LowRank<SourceId>]),
+    ty: &TensorType,
+) -> Result<(), (u16, String)> {
+    let decl = module.weights.get(base).filter(|_| base < id);
+    let decl = decl.ok_or_else(|| (6, format!("{base} is not declared before")))?;
+    let is_stored = matches!(decl.init, WeightInit::Stored { .. } | WeightInit::Transposed { .. });
+    let [n, k] = *ty.shape.dims() else { return Err((6, "terms are added to a matrix".to_owned())) };
+    if !is_stored || !decl.ty.dtype.is_float() || decl.ty.shape != ty.shape || ty.dtype != DType::F32 {
+        let found = decl.ty.display(&module.syms);
+        return Err((6, format!("terms are added to {:?}, which is {found}, or not stored", decl.name)));
+    }
+    if terms.is_empty() {
+        return Err((6, "no term is added".to_owned()));
+    }
+    for term in terms {
+        if !term.is_sound() {
+            let (stored, rank, scale) = (term.stored.name(), term.rank, term.scale);
+            return Err((5, format!("a term of {stored} of rank {rank}, times {scale}")));
+        }
+        let matrix = |dims: [Dim; 2]| TensorType::new(DType::F32, &dims);
+        let rank = Dim::Const(term.rank);
+        inside(module, term.source, term.a, term.stored, &matrix([rank, k]))?;
+        inside(module, term.source, term.b, term.stored, &matrix([n, rank]))?;
+    }
+    Ok(())
 }
 
 /// Rule 7. The structure of all graphs is sound.

@@ -83,6 +83,7 @@ fn seeded_weight(module: &Module, id: WeightId) -> Vec<f64> {
         | WeightInit::Records { indices: seed, .. } => {
             numbers(*seed, decl.ty.shape.dims().iter().map(|it| it.known().unwrap() as usize).product())
         }
+        WeightInit::Merged { base, .. } => seeded_weight(module, *base),
         WeightInit::Concat(parts) => parts.iter().flat_map(|it| seeded_weight(module, *it)).collect(),
     }
 }

@@ -11,6 +11,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::{DType, Math};
+use crate::low_rank::LowRank;
 use crate::pack::Packing;
 pub use crate::words::StateKind;
 
@@ -104,7 +105,7 @@ pub struct Source {
 }
 
 /// A weight as steps read it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Weight {
     /// The source's name, or the parts' names joined by `+`.
     pub name: String,
@@ -211,7 +212,7 @@ pub struct Records {
 }
 
 /// A stored tensor, or the rows of one.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Part {
     /// Index into [`Plan::sources`].
     pub source: u32,
@@ -226,6 +227,9 @@ pub struct Part {
     pub rows: u64,
     /// Whether the file holds the transpose.
     pub transposed: bool,
+    /// Low-rank terms added to it, in order: only to float matrices, and the weight is then f32.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub terms: Vec<LowRank>,
 }
 
 /// What lives on between calls.

@@ -18,7 +18,7 @@ mod tile;
 
 use std::fmt;
 
-use crate::schema::{Plan, PortName, Program, StateKind, VERSION, Weight};
+use crate::schema::{Part, Plan, PortName, Program, StateKind, VERSION, Weight};
 use crate::{DType, Packing};
 
 /// Most steps of all programs together.
@@ -282,11 +282,31 @@ fn parts(plan: &Plan, it: &Weight) -> Checked {
             (None, Some(_)) => return Err(format!("{stored} has no scales apart")),
             (Some(_), _) => return Err(format!("a part of {stored} must be a matrix with scales apart")),
         }
+        terms(plan, it, part, is_vector)?;
         sum = sum.saturating_add(part.rows);
     }
     let (what, whole) =
         if is_vector { ("elements", it.cols) } else { ("rows", it.rows.saturating_mul(u64::from(it.bank))) };
     ensure(sum == whole, || format!("the parts have {sum} {what}, the weight {whole}"))
+}
+
+/// Terms are added to rows of float matrices of f32, and their factors lie in their sources.
+fn terms(plan: &Plan, it: &Weight, part: &Part, is_vector: bool) -> Checked {
+    for term in &part.terms {
+        let is_possible = it.dtype == DType::F32 && part.stored.is_float() && !is_vector;
+        ensure(is_possible && term.is_sound(), || {
+            let (stored, rank, scale) = (term.stored.name(), term.rank, term.scale);
+            format!("a term of {stored} of rank {rank}, times {scale}, added to {}", part.stored.name())
+        })?;
+        let source = plan.sources.get(term.source as usize);
+        let source = source.ok_or_else(|| format!("source {} of {}", term.source, plan.sources.len()))?;
+        let ends = [(term.a, term.a_bytes(it.cols)), (term.b, term.b_bytes(part.rows))];
+        let is_inside = ends
+            .iter()
+            .all(|(at, len)| len.and_then(|len| len.checked_add(*at)).is_some_and(|end| end <= source.bytes));
+        ensure(is_inside, || format!("a term of rank {} leaves its source", term.rank))?;
+    }
+    Ok(())
 }
 
 fn states(plan: &Plan, report: &mut Report) {

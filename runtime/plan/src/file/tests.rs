@@ -133,6 +133,7 @@ fn weight(name: &str, offset: u64, bytes: u64) -> Weight {
             stored: DType::Q4_1,
             rows: 16,
             transposed: false,
+            terms: Vec::new(),
         }],
         records: None,
     }

@@ -19,6 +19,12 @@ pub trait PartBytes: Sync {
         let _ = index;
         &[]
     }
+
+    /// All bytes of the factors A and B of term `term` of part `index` ([`crate::schema::Part::terms`]).
+    fn factors(&self, index: usize, term: usize) -> [&[u8]; 2] {
+        let _ = (index, term);
+        [&[]; 2]
+    }
 }
 
 /// Packs block `block` of `weight` into `out`; a weight that is not blocked ([`Packing::is_blocked`]) whole, as block 0.
@@ -85,6 +91,7 @@ impl RowBuffer {
             for (index, part) in weight.parts.iter().enumerate() {
                 let n = if weight.parts.len() == 1 { weight.cols } else { part.rows };
                 self.append(weight.dtype, part.stored, parts.part(index), n);
+                self.add_terms(weight, index, 0, parts);
             }
             return;
         }
@@ -102,11 +109,30 @@ impl RowBuffer {
                     let end = at + usize::try_from(bytes).expect("a row fits in memory");
                     self.append(weight.dtype, part.stored, &stored[at..end], weight.cols);
                 }
+                self.add_terms(weight, index, row - first, parts);
                 return;
             }
             first += part.rows;
         }
         panic!("row {row} of weight '{}' belongs to no part", weight.name);
+    }
+
+    /// Adds the terms of part `index` to its row `row`, which is f32: in f64, rounded once.
+    fn add_terms(&mut self, weight: &Weight, index: usize, row: u64, parts: &dyn PartBytes) {
+        let terms = &weight.parts[index].terms;
+        if terms.is_empty() {
+            return;
+        }
+        assert_eq!(weight.dtype, DType::F32, "what has terms is f32");
+        let elements = self.bytes.as_chunks::<4>().0.iter();
+        let mut sums: Vec<f64> = elements.map(|it| f64::from(f32::from_le_bytes(*it))).collect();
+        let row = usize::try_from(row).expect("a part fits in memory");
+        for (i, term) in terms.iter().enumerate() {
+            term.add_row(row, parts.factors(index, i), &mut sums);
+        }
+        self.bytes.clear();
+        #[expect(clippy::cast_possible_truncation, reason = "rounds once, as the module of terms says")]
+        sums.iter().for_each(|it| self.bytes.extend_from_slice(&(*it as f32).to_le_bytes()));
     }
 
     /// Appends `n` stored elements, widened to `dtype` if the file holds a narrower float.

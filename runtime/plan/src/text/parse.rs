@@ -7,7 +7,7 @@ use crate::schema::{
     Bank, Memory, Model, Operand, Options, Part, Place, Plan, Port, PortName, Program, Records, Rows, Source,
     State, StateKind, Step, Tile, Weight,
 };
-use crate::{DType, Math, Packing};
+use crate::{DType, LowRank, Math, Packing};
 
 /// Errors after which the parser stops.
 const MAX_ERRORS: usize = 64;
@@ -290,7 +290,25 @@ fn part(line: &mut Line<'_>) -> Parsed<Part> {
     if transposed {
         line.key("T")?;
     }
-    Ok(Part { source, offset, scales, stored, rows, transposed })
+    let mut terms = Vec::new();
+    while line.takes('+') {
+        terms.push(term(line)?);
+    }
+    Ok(Part { source, offset, scales, stored, rows, transposed, terms })
+}
+
+/// `@1[a][b]:f32[rank] scale 2.0`.
+fn term(line: &mut Line<'_>) -> Parsed<LowRank> {
+    line.mark('@')?;
+    let source = line.int()?;
+    let (a, b) = (bracketed(line)?, bracketed(line)?);
+    line.mark(':')?;
+    let stored = kind::dtype(line)?;
+    line.mark('[')?;
+    let rank = line.int()?;
+    line.mark(']')?;
+    line.key("scale")?;
+    Ok(LowRank { source, stored, a, b, rank, scale: line.float()? })
 }
 
 fn state(line: &mut Line<'_>) -> Parsed<State> {

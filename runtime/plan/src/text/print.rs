@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::kind::KindText;
+use crate::LowRank;
 use crate::schema::{Bank, Operand, Place, Plan, Program, Rows, Step, Weight};
 
 /// Prints a plan.
@@ -77,6 +78,9 @@ fn weight(i: usize, it: &Weight, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             write!(f, "+[{scales:#x}]")?;
         }
         write!(f, ":{dtype}[{}]{transposed}", part.rows)?;
+        for LowRank { source, stored, a, b, rank, scale } in &part.terms {
+            write!(f, " + @{source}[{a:#x}][{b:#x}]:{}[{rank}] scale {scale:?}", stored.name())?;
+        }
     }
     writeln!(f)
 }

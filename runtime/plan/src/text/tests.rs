@@ -4,7 +4,7 @@
 use super::{parse, print};
 use crate::schema::*;
 use crate::words::{Act, RopeStyle, Scoring, UnaryKind};
-use crate::{DType, Math, Packing, Tables, VqCode};
+use crate::{DType, LowRank, Math, Packing, Tables, VqCode};
 
 const TINY: &str = include_str!("../../testdata/tiny.plan.txt");
 
@@ -164,6 +164,14 @@ impl Draw {
                 stored: it.pick(&DType::ALL),
                 rows: it.u64(),
                 transposed: it.flag(),
+                terms: it.many(2, |it| LowRank {
+                    source: it.u32(),
+                    stored: it.pick(&DType::ALL),
+                    a: it.u64(),
+                    b: it.u64(),
+                    rank: it.u32(),
+                    scale: f64::from(it.u32()) / 7.0,
+                }),
             }),
             records: if self.flag() {
                 Some(Records { bank: self.u32(), indices: self.u64(), scales: self.u64() })

@@ -32,7 +32,7 @@ fn weight(dtype: DType, packing: Packing, rows: u64, cols: u64, parts: Vec<Part>
 }
 
 fn part(stored: DType, rows: u64, transposed: bool) -> Part {
-    Part { source: 0, offset: 0, scales: None, stored, rows, transposed }
+    Part { source: 0, offset: 0, scales: None, stored, rows, transposed, terms: Vec::new() }
 }
 
 /// Every stored value is found again at its documented place.

@@ -201,6 +201,20 @@ fn every_op_of_a_right_plan_is_within_tolerance() {
     }
 }
 
+/// Merged adapters are part of the reference; without them the files are not those of the plan.
+#[test]
+fn a_plan_with_merged_adapters_is_right() {
+    let scratch = Scratch::new("finding-bisect-lora");
+    let plan = scratch.path().join("m.wplan");
+    let adapter = model("adapters/llama-patterns");
+    let base = || Waste::new(&scratch);
+    base().arg("compile").arg(model(LLAMA)).arg("--lora").arg(&adapter).arg("-o").arg(&plan).run().ok();
+    let bisect = || base().arg("bisect").arg(&plan).arg("--against").arg(model(LLAMA));
+    let found = bisect().args(["-o", "json", "--lora"]).arg(&adapter).run().ok().json();
+    assert!(found["first_over"].is_null() && found["logits"].as_f64().unwrap() < 1e-5, "{found}");
+    bisect().run().fails(1, "the plan was compiled from files of");
+}
+
 #[test]
 fn a_changed_weight_is_found_by_name() {
     let scratch = Scratch::new("finding-bisect-wrong");

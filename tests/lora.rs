@@ -2,15 +2,13 @@
 //! name.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "tests, which show their figures")]
 
-#[path = "support/scratch.rs"]
-mod scratch;
 mod support;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
-use scratch::Scratch;
+use support::scratch::Scratch;
 use support::{Fixture, Run, rel_l2, run};
 use waste::compile::{CompileOptions, compile, compile_text, import_module};
 use waste::formats::{Adapter, ModelFiles};

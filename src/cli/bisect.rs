@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::json;
 use waste::compile::experts::CacheSizes;
 use waste::compile::verified;
-use waste::formats::ModelFiles;
+use waste::formats::{Adapter, Source};
 use waste::report::bisect::{Errors, Mode, OpError, is_over, tolerance};
 use waste::report::cost::program_for;
 use waste_ir::interp::{CallValues, Inputs, Interp, decode_matrix, decode_weight};
@@ -35,6 +35,9 @@ pub(crate) struct BisectArgs {
     /// The model that the plan was compiled from
     #[arg(long, value_name = "MODEL")]
     against: PathBuf,
+    /// An adapter that was merged into it; repeatable, in the order of compiling
+    #[arg(long, value_name = "DIR")]
+    lora: Vec<PathBuf>,
     /// A file of token ids, separated by spaces, commas or lines [default: 8 random ones]
     #[arg(long, value_name = "FILE")]
     tokens: Option<PathBuf>,
@@ -63,12 +66,11 @@ pub(crate) fn run(args: &BisectArgs, cx: &Cx) -> Result<(), CliError> {
     let module = open::graphs(&loaded)?;
     let ids = ids(args, loaded.plan())?;
     let calls = calls(loaded.plan(), &ids, args.limits.chunk)?;
-    let values = reference(&module, &args.against, loaded.plan(), &calls, cx)?;
+    let values = reference(&module, args, loaded.plan(), &calls, cx)?;
 
     let mut setup = open::setup(&loaded, &args.machine, &args.limits, cx)?;
-    // One turn of each loop over experts: a step in a loop is seen whole.
+    // All experts fit, and without readers a window waits for all it wants: each loop over experts is one turn, seen whole.
     setup.options.experts.slots = CacheSizes::of(loaded.plan()).map(|it| it.all);
-    // Without readers a window waits for all of them: each step of a loop is seen whole.
     setup.options.experts.readers = 0;
     let mut session = Session::open(&loaded, &setup.options)?;
     cx.interrupt.cancels(session.cancel_flag())?;
@@ -149,18 +151,20 @@ fn calls(plan: &Plan, ids: &[u32], chunk: Option<u32>) -> Result<Vec<CallOf>, Cl
     first.chunks(chunk).chain([last]).map(of).collect()
 }
 
-/// The values of every call, by the evaluator on the weights of `model`.
+/// The values of every call, by the evaluator on the weights of the model and its adapters.
 fn reference(
     module: &Module,
-    model: &Path,
+    args: &BisectArgs,
     plan: &Plan,
     calls: &[CallOf],
     cx: &Cx,
 ) -> Result<Vec<CallValues>, CliError> {
-    let files = open::open_model(model, cx)?;
-    check_sources(&files, plan, model)?;
+    let files = open::open_model(&args.against, cx)?;
+    let adapters: Vec<Adapter> = args.lora.iter().map(|it| Adapter::open(it)).collect::<Result<_, _>>()?;
+    let sources: Vec<&Source> = files.sources().iter().chain(adapters.iter().map(Adapter::source)).collect();
+    check_sources(&sources, plan, &args.against)?;
     let read = |source: SourceId, offset: u64, len: u64| {
-        let bytes = files.sources().get(source.index()).map_or(&[][..], |it| it.bytes());
+        let bytes = sources.get(source.index()).map_or(&[][..], |it| it.bytes());
         let range = usize::try_from(offset).ok().zip(usize::try_from(len).ok());
         let range = range.and_then(|(at, len)| Some(at..at.checked_add(len)?));
         let found = range.and_then(|it| bytes.get(it)).map(<[u8]>::to_vec);
@@ -180,9 +184,9 @@ fn reference(
     calls.iter().map(of).collect()
 }
 
-/// Whether `files` are those that the plan was compiled from, by number and length.
-fn check_sources(files: &ModelFiles, plan: &Plan, model: &Path) -> Result<(), CliError> {
-    let found: Vec<u64> = files.sources().iter().map(|it| it.stamp().len).collect();
+/// Whether `sources` are those that the plan was compiled from, by number and length.
+fn check_sources(sources: &[&Source], plan: &Plan, model: &Path) -> Result<(), CliError> {
+    let found: Vec<u64> = sources.iter().map(|it| it.stamp().len).collect();
     let expected: Vec<u64> = plan.sources.iter().map(|it| it.bytes).collect();
     if found == expected {
         return Ok(());

@@ -25,7 +25,8 @@ fn main() {
     println!("best tier: {}; tiles of {TILE_ROWS} rows; {SAMPLES} samples", cpu.best().name());
     for linear in linears() {
         let unit = linear.packing.units().map_or(32, |it| it.inputs);
-        let shapes = [(576, 576), (576, 1536), (1536, 576), (576, 49152), (2048, 2048), (2048, 32768)];
+        let shapes =
+            [(576, 576), (576, 1536), (1536, 576), (576, 49152), (2048, 512), (2048, 2048), (2048, 32768)];
         for (k, n) in shapes.into_iter().filter(|(k, _)| k % unit == 0) {
             for tokens in [1, 16, 64, 256] {
                 for isa in Isa::ALL.into_iter().filter(|&isa| isa != Isa::Portable && cpu.has(isa)) {

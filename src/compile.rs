@@ -297,8 +297,9 @@ fn open_sources(module: &Module, folder: &Path) -> Result<Vec<Source>, CompileEr
             let message = format!("has {found} bytes, the text was made from {}", decl.bytes);
             return Err(CompileError::Source { path: path.display().to_string(), message });
         }
-        let hash = ModelFiles::open(&path, None).ok().and_then(|it| header_hash(&it, &path));
-        let hash = hash.or_else(|| adapter_hash(&path));
+        // An adapter may lie in a folder that looks like a model's.
+        let model_hash = || header_hash(&ModelFiles::open(&path, None).ok()?, &path);
+        let hash = adapter_hash(&path).or_else(model_hash);
         if let Some(hash) = hash.filter(|it| *it != decl.header_sha256) {
             let message =
                 format!("has a header of SHA-256 {hash}, the text was made from {}", decl.header_sha256);

@@ -392,6 +392,10 @@ fn outputs_and_sizes_that_cannot_be_are_refused() {
             "{verb}: {code:?} {said}"
         );
     }
+    for (flag, value) in [("--math", "fixed16"), ("--kv", "f16"), ("--disable-pass", "cse")] {
+        let (code, said) = waste(&["bench", "m.wplan", flag, value]);
+        assert!(code == Some(2) && said.contains("m.wplan is compiled already"), "{flag}: {code:?} {said}");
+    }
     let mut bytes = std::fs::read(dir.join("m.wplan")).unwrap();
     let last = bytes.len() - 200;
     bytes[last] ^= 1;

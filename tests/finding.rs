@@ -215,10 +215,9 @@ fn a_plan_with_merged_adapters_is_right() {
     bisect().run().fails(1, "the plan was compiled from files of");
 }
 
-#[test]
-fn a_changed_weight_is_found_by_name() {
-    let scratch = Scratch::new("finding-bisect-wrong");
-    let right = LoadedPlan::open(Path::new(&compiled(&scratch, LLAMA))).unwrap();
+/// A plan of LLAMA with `value` for the first number of a late matrix, and that matrix's name.
+fn with_weight(scratch: &Scratch, value: f32) -> (String, String) {
+    let right = LoadedPlan::open(Path::new(&compiled(scratch, LLAMA))).unwrap();
     let plan = right.plan();
     let is_late = |name: &str| name.contains("layers.1.") && name.contains("o_proj");
     let changed = plan.weights.iter().position(|it| is_late(&it.name)).unwrap();
@@ -227,22 +226,40 @@ fn a_changed_weight_is_found_by_name() {
     for index in 0..plan.weights.len() {
         let mut bytes = right.weight(index).to_vec();
         if index == changed {
-            bytes[..4].copy_from_slice(&1.0f32.to_le_bytes());
+            bytes[..4].copy_from_slice(&value.to_le_bytes());
         }
         writer.weight(index, &bytes).unwrap();
     }
     writer.finish().unwrap();
+    (path.display().to_string(), plan.weights[changed].name.clone())
+}
 
-    let plan_name = path.display().to_string();
+/// The logits are not finite then: what was found before is said all the same.
+#[test]
+fn a_weight_that_is_no_number_is_found_by_name() {
+    let scratch = Scratch::new("finding-bisect-nan");
+    let (plan, name) = with_weight(&scratch, f32::NAN);
+    let done =
+        Waste::new(&scratch).args(["bisect", &plan, "-o", "json", "--against"]).arg(model(LLAMA)).run();
+    done.fails(3, &name);
+    let found = done.json();
+    assert!(found["first_over"]["name"].as_str().unwrap().contains(&name), "{found}");
+    assert!(found["first_over"]["own"].is_null() && found["logits"].is_null(), "JSON has no NaN: {found}");
+}
+
+#[test]
+fn a_changed_weight_is_found_by_name() {
+    let scratch = Scratch::new("finding-bisect-wrong");
+    let (plan_name, weight) = with_weight(&scratch, 1.0);
     let run = |form: &str| {
         let args = ["bisect", &plan_name, "-o", form, "--against"];
         Waste::new(&scratch).args(args).arg(model(LLAMA)).run()
     };
     let done = run("json");
-    done.fails(3, &plan.weights[changed].name);
+    done.fails(3, &weight);
     let found = done.json();
     let first = &found["first_over"];
-    assert!(first["name"].as_str().unwrap().contains(&plan.weights[changed].name), "{first}");
+    assert!(first["name"].as_str().unwrap().contains(&weight), "{first}");
     // Only the ops that read it are wrong on their own, one a program; the logits are wrong because of them.
     let over = found["ops"].as_array().unwrap().iter().filter(|it| it["own"].as_f64().unwrap() > 1e-5);
     assert_eq!(over.count(), 2, "{found}");
@@ -334,6 +351,7 @@ fn another_program_is_compared_in_turn() {
     let wall = bench("sleep 0").args(["-o", "json"]).run().ok().json();
     assert_eq!((&wall[0]["test"], &wall[0]["verdict"]), (&"runs/s".into(), &"slower".into()), "{wall}");
     bench("exit 7").run().fails(1, "exit 7: ");
+    bench(" ").run().fails(2, "--compare needs a command");
 }
 
 #[test]

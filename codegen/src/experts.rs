@@ -1,7 +1,7 @@
 //! Expert records: when they are fetched, waited for and let go.
 //!
-//! The body of a mixture of experts whose matrices lie in records becomes a loop: a window takes as many experts as the cache holds and
-//! waits for them, the steps of the body work on their pairs, a release lets them go. Reading begins as soon as the router has
+//! The body of a mixture of experts whose matrices lie in records becomes a loop: a window waits for an expert and takes those after it
+//! that are here too, the steps of the body work on their pairs, a release lets them go. Reading begins as soon as the router has
 //! chosen, so that whatever stands between hides a part of it.
 
 use std::collections::BTreeMap;

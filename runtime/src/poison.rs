@@ -70,6 +70,8 @@ impl Poison {
 impl Onlooker for Poison {
     fn before(&mut self, view: &StepView<'_>) {
         if view.at == 0 {
+            // A call that was cancelled or failed has left what it found.
+            self.found = None;
             view.exec.spaces.fill_scratch(0, self.scratch, PATTERN);
         }
         let step = view.step();

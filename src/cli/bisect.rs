@@ -8,14 +8,15 @@ use serde_json::json;
 use waste::compile::experts::CacheSizes;
 use waste::compile::verified;
 use waste::formats::{Adapter, Source};
-use waste::report::bisect::{Errors, Mode, OpError, is_over, tolerance};
+use waste::models::{adapter_decl, source_decls};
+use waste::report::bisect::{Errors, Mode, OpError, is_over, larger, tolerance};
 use waste::report::cost::program_for;
 use waste_ir::interp::{CallValues, Inputs, Interp, decode_matrix, decode_weight};
-use waste_ir::{Module, SourceId};
+use waste_ir::{Module, SourceDecl, SourceId};
 use waste_plan::DType;
 use waste_plan::ids::EntityRef;
 use waste_plan::schema::{Place, Plan, PortName};
-use waste_runtime::{Session, Token};
+use waste_runtime::{LoadedPlan, RuntimeError, Session, Token};
 
 use super::args::{Form, LimitArgs, MachineArgs, parse_ids, read_text};
 use super::bench::random_ids;
@@ -64,25 +65,7 @@ fn parse_tolerance(text: &str) -> Result<f64, String> {
 pub(crate) fn run(args: &BisectArgs, cx: &Cx) -> Result<(), CliError> {
     let loaded = open::open_plan(&args.plan)?;
     let module = open::graphs(&loaded)?;
-    let ids = ids(args, loaded.plan())?;
-    let calls = calls(loaded.plan(), &ids, args.limits.chunk)?;
-    let values = reference(&module, args, loaded.plan(), &calls, cx)?;
-
-    let mut setup = open::setup(&loaded, &args.machine, &args.limits, cx)?;
-    // All experts fit, and without readers a window waits for all it wants: each loop over experts is one turn, seen whole.
-    setup.options.experts.slots = CacheSizes::of(loaded.plan()).map(|it| it.all);
-    setup.options.experts.readers = 0;
-    let mut session = Session::open(&loaded, &setup.options)?;
-    cx.interrupt.cancels(session.cancel_flag())?;
-    let mut errors = Errors::default();
-    for mode in [Mode::Own, Mode::Together] {
-        session.clear(0);
-        for (call, values) in calls.iter().zip(&values) {
-            let graph = module.graph(&call.program).ok_or_else(|| no_graph(&call.program))?;
-            let want = [u32::try_from(call.tokens.len() - 1).expect("tokens of a call")];
-            session.step_seen(&call.tokens, &want, &mut |view| errors.see(view, graph, values, mode))?;
-        }
-    }
+    let errors = errors(args, &loaded, &module, cx)?;
     let plan = loaded.plan();
     let steps = plan.programs.iter().flat_map(|it| &it.steps);
     let usual = tolerance(plan.options.math, plan.options.kv == DType::F16, steps);
@@ -102,6 +85,37 @@ pub(crate) fn run(args: &BisectArgs, cx: &Cx) -> Result<(), CliError> {
             )))
         }
     }
+}
+
+/// Both runs, call by call, so that no more than the values of one call are kept.
+fn errors(args: &BisectArgs, loaded: &LoadedPlan, module: &Module, cx: &Cx) -> Result<Errors, CliError> {
+    let ids = ids(args, loaded.plan())?;
+    let calls = calls(loaded.plan(), &ids, args.limits.chunk)?;
+    let mut setup = open::setup(loaded, &args.machine, &args.limits, cx)?;
+    // All experts fit, and without readers a window waits for all it wants: each loop over experts is one turn, seen whole.
+    setup.options.experts.slots = CacheSizes::of(loaded.plan()).map(|it| it.all);
+    setup.options.experts.readers = 0;
+    let mut own = Session::open(loaded, &setup.options)?;
+    cx.interrupt.cancels(own.cancel_flag())?;
+    let session = Session::open(loaded, &setup.options)?;
+    cx.interrupt.cancels(session.cancel_flag())?;
+    let mut together = Some(session);
+    let mut errors = Errors::default();
+    for_each_call(module, args, loaded.plan(), &calls, cx, |call, values| {
+        let graph = module.graph(&call.program).ok_or_else(|| no_graph(&call.program))?;
+        let want = [u32::try_from(call.tokens.len() - 1).expect("tokens of a call")];
+        own.step_seen(&call.tokens, &want, &mut |it| errors.see(it, graph, values, Mode::Own))?;
+        let Some(session) = &mut together else { return Ok(()) };
+        let done =
+            session.step_seen(&call.tokens, &want, &mut |it| errors.see(it, graph, values, Mode::Together));
+        match done {
+            // What is not finite was seen; nothing follows from it.
+            Err(RuntimeError::NotFinite { .. }) => together = None,
+            done => done?,
+        }
+        Ok(())
+    })?;
+    Ok(errors)
 }
 
 fn no_graph(name: &str) -> CliError {
@@ -151,18 +165,20 @@ fn calls(plan: &Plan, ids: &[u32], chunk: Option<u32>) -> Result<Vec<CallOf>, Cl
     first.chunks(chunk).chain([last]).map(of).collect()
 }
 
-/// The values of every call, by the evaluator on the weights of the model and its adapters.
-fn reference(
+/// `f` of each call and its values, by the evaluator on the weights of the model and its adapters.
+fn for_each_call(
     module: &Module,
     args: &BisectArgs,
     plan: &Plan,
     calls: &[CallOf],
     cx: &Cx,
-) -> Result<Vec<CallValues>, CliError> {
+    mut f: impl FnMut(&CallOf, &CallValues) -> Result<(), CliError>,
+) -> Result<(), CliError> {
     let files = open::open_model(&args.against, cx)?;
     let adapters: Vec<Adapter> = args.lora.iter().map(|it| Adapter::open(it)).collect::<Result<_, _>>()?;
     let sources: Vec<&Source> = files.sources().iter().chain(adapters.iter().map(Adapter::source)).collect();
-    check_sources(&sources, plan, &args.against)?;
+    let decls = source_decls(&files).into_iter().chain(adapters.iter().map(adapter_decl));
+    check_sources(&decls.collect::<Vec<_>>(), plan, &args.against)?;
     let read = |source: SourceId, offset: u64, len: u64| {
         let bytes = sources.get(source.index()).map_or(&[][..], |it| it.bytes());
         let range = usize::try_from(offset).ok().zip(usize::try_from(len).ok());
@@ -173,25 +189,31 @@ fn reference(
     let weights = |id| decode_weight(module, id, &read);
     let matrices = |id, e| decode_matrix(module, id, e, &read);
     let mut interp = Interp::new(verified(module)?, &weights).with_matrices(&matrices);
-    let of = |call: &CallOf| {
+    for call in calls {
         let number = |n: usize| i32::try_from(n).expect("positions are below 2^31");
         let n = call.tokens.len();
         let ids: Vec<i32> = call.tokens.iter().map(|it| number(it.id as usize)).collect();
         let pos: Vec<i32> = (call.past..call.past + n).map(number).collect();
         let inputs = Inputs::tokens(&ids, &vec![0; n], &pos, &[number(n - 1)]);
-        interp.run_all(&call.program, &inputs).map_err(|err| CliError::Input(format!("the reference: {err}")))
-    };
-    calls.iter().map(of).collect()
+        let values = interp.run_all(&call.program, &inputs);
+        f(call, &values.map_err(|err| CliError::Input(format!("the reference: {err}")))?)?;
+    }
+    Ok(())
 }
 
-/// Whether `sources` are those that the plan was compiled from, by number and length.
-fn check_sources(sources: &[&Source], plan: &Plan, model: &Path) -> Result<(), CliError> {
-    let found: Vec<u64> = sources.iter().map(|it| it.stamp().len).collect();
+/// Whether the files are those that the plan was compiled from, by number, length and header.
+fn check_sources(found: &[SourceDecl], plan: &Plan, model: &Path) -> Result<(), CliError> {
+    let name = model.display();
+    let mut pairs = found.iter().zip(&plan.sources);
+    let other = pairs.find(|(found, expected)| found.header_sha256 != expected.header_sha256);
+    let found: Vec<u64> = found.iter().map(|it| it.bytes).collect();
     let expected: Vec<u64> = plan.sources.iter().map(|it| it.bytes).collect();
     if found == expected {
-        return Ok(());
+        return other.map_or(Ok(()), |(found, _)| {
+            let message = format!("{}: the plan was compiled from another file of this length", found.path);
+            Err(CliError::Input(message))
+        });
     }
-    let name = model.display();
     Err(CliError::Input(format!(
         "{name}: files of {found:?} bytes, the plan was compiled from files of {expected:?}"
     )))
@@ -228,7 +250,7 @@ impl Report<'_> {
             let step = program.and_then(|program| program.steps.get(it.step));
             step.is_some_and(|it| it.writes.iter().any(|write| Some(write.place) == port))
         };
-        self.errors.0.iter().filter(is_logits).map(|it| it.together).fold(0.0, f64::max)
+        self.errors.0.iter().filter(is_logits).map(|it| it.together).fold(0.0, larger)
     }
 
     /// How much larger the error of the logits is than the largest of any one op.

@@ -51,10 +51,10 @@ pub(crate) struct EvalArgs {
     #[arg(long, value_name = "FILE")]
     tokens: Option<PathBuf>,
     /// Where to write the logits of every token, as a NumPy array of f32, tokens × vocabulary
-    #[arg(long, value_name = "OUT.npy", requires = "tokens")]
+    #[arg(long, value_name = "OUT.npy", requires = "tokens", conflicts_with = "file")]
     logits: Option<PathBuf>,
     /// Logits of the same tokens by another model, as --logits writes them: prints how far the predictions are from those
-    #[arg(long, value_name = "BASE.npy", requires = "tokens", conflicts_with = "logits")]
+    #[arg(long, value_name = "BASE.npy", requires = "tokens", conflicts_with_all = ["logits", "file"])]
     kl: Option<PathBuf>,
     #[command(flatten)]
     shape: ShapeArgs,

@@ -118,8 +118,8 @@ pub(crate) fn graphs(loaded: &LoadedPlan) -> Result<Module, CliError> {
 /// # Errors
 /// As [`open_plan`]; if a flag asks for another size than the plan was compiled for: it could only be ignored.
 pub(crate) fn open_plan_as(path: &Path, options: &CompileOptions) -> Result<LoadedPlan, CliError> {
-    refuse_adapters(path, options)?;
     let loaded = open_plan(path)?;
+    refuse_options(path, loaded.plan(), options)?;
     let has = &loaded.plan().options;
     if let Some(ctx) = options.ctx.filter(|it| *it != has.ctx) {
         let name = path.display();
@@ -131,13 +131,24 @@ pub(crate) fn open_plan_as(path: &Path, options: &CompileOptions) -> Result<Load
     Ok(loaded)
 }
 
-/// Adapters are merged when a model is compiled.
-fn refuse_adapters(plan: &Path, options: &CompileOptions) -> Result<(), CliError> {
-    if options.lora.is_empty() {
+/// Refuses what was decided when the plan at `path` was compiled, where it is asked for by more than its default.
+fn refuse_options(path: &Path, plan: &Plan, options: &CompileOptions) -> Result<(), CliError> {
+    let (has, usual) = (&plan.options, CompileOptions::usual());
+    let flag = if !options.lora.is_empty() {
+        "--lora"
+    } else if options.math != has.math && options.math != usual.math {
+        "--math"
+    } else if options.kv != has.kv && options.kv != usual.kv {
+        "--kv"
+    } else if options.lookahead != has.lookahead && options.lookahead != usual.lookahead {
+        "--lookahead"
+    } else if options.only.is_some() || !options.disabled.is_empty() {
+        "--passes and --disable-pass"
+    } else {
         return Ok(());
-    }
-    let name = plan.display();
-    Err(CliError::Usage(format!("--lora: {name} is compiled already; compile its model with the adapter")))
+    };
+    let name = path.display();
+    Err(CliError::Usage(format!("{flag}: {name} is compiled already; compile its model anew")))
 }
 
 /// Says of a plan if it has more positions than its model was trained for.
@@ -153,11 +164,12 @@ pub(crate) fn note_training(plan: &Plan, quiet: bool, cx: &Cx) {
 /// A plan file opened, or a model compiled and packed in memory.
 ///
 /// # Errors
-/// Those of reading and of compiling; of a plan, if it should have adapters merged.
+/// Those of reading and of compiling; of a plan, if a flag asks for what it is not.
 pub(crate) fn load(target: &Path, options: &CompileOptions, cx: &Cx) -> Result<LoadedPlan, CliError> {
     if is_plan(target) {
-        refuse_adapters(target, options)?;
-        return open_plan(target);
+        let loaded = open_plan(target)?;
+        refuse_options(target, loaded.plan(), options)?;
+        return Ok(loaded);
     }
     let compiled = compile_model(target, options, cx)?;
     Ok(compiled.load(&*cx.progress("packing", false))?)

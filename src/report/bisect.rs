@@ -71,8 +71,7 @@ impl Errors {
             Mode::Own => &mut self.0[at].own,
             Mode::Together => &mut self.0[at].together,
         };
-        // NaN is the largest error of all.
-        *it = if error.is_nan() || it.is_nan() { f64::NAN } else { it.max(error) };
+        *it = larger(*it, error);
     }
 
     /// The first op whose own error is above `tolerance`.
@@ -86,6 +85,12 @@ impl Errors {
     pub fn largest(&self) -> Option<&OpError> {
         self.0.iter().max_by(|a, b| a.own.total_cmp(&b.own))
     }
+}
+
+/// The larger error; NaN is the largest of all.
+#[must_use]
+pub const fn larger(a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
 }
 
 /// Whether `error` is above `tolerance`; NaN is.
@@ -132,22 +137,29 @@ fn rounded(it: &Tensor) -> Values {
 #[must_use]
 pub fn tolerance<'s>(math: Math, kv_is_f16: bool, steps: impl IntoIterator<Item = &'s Step>) -> f64 {
     use waste_plan::schema::StepKind;
-    let of_math = match math {
-        Math::F32 | Math::Fixed24 => 1e-5,
-        Math::Fixed16 => 5e-4,
-        Math::Fixed8 => 5e-2,
+    let of_acts = |it: &Step| match it.reads.iter().chain(&it.writes).find(|it| it.dtype.fx().is_some()) {
+        // The option says nothing of a plan without integer weights.
+        None => 0.0,
+        Some(_) => match math {
+            Math::F32 | Math::Fixed24 => 0.0,
+            Math::Fixed16 => 5e-4,
+            Math::Fixed8 => 5e-2,
+        },
     };
     let of_tables = |it: &Step| match it.kind {
         StepKind::LutBuild { tables: Tables::Fixed16, .. } => 5e-4,
         StepKind::LutBuild { tables: Tables::Container, .. } => 5e-2,
         _ => 0.0,
     };
-    let of_cache = if kv_is_f16 { 1e-3 } else { 0.0 };
-    steps.into_iter().map(of_tables).fold(f64::max(of_math, of_cache), f64::max)
+    let least = if kv_is_f16 { 1e-3 } else { 1e-5 };
+    steps.into_iter().map(|it| f64::max(of_acts(it), of_tables(it))).fold(least, f64::max)
 }
 
 #[cfg(test)]
 mod tests {
+    use waste_plan::DType;
+    use waste_plan::schema::{Operand, Place, Rows, StepKind, Tile};
+
     use super::*;
 
     #[test]
@@ -164,8 +176,24 @@ mod tests {
 
     #[test]
     fn the_loosest_mode_decides() {
-        assert_eq!(tolerance(Math::Fixed24, false, []), 1e-5);
-        assert_eq!(tolerance(Math::Fixed24, true, []), 1e-3);
-        assert_eq!(tolerance(Math::Fixed8, true, []), 5e-2);
+        let act = |dtype: DType| {
+            let place =
+                Operand { place: Place::Scratch(0), dtype, rows: Rows::Fixed(1), cols: 128, stride: 0 };
+            Step {
+                kind: StepKind::QuantAct { math: Math::Fixed8 },
+                reads: vec![Operand { dtype: DType::F32, ..place }],
+                writes: vec![place],
+                tile: Tile { rows: 1, cols: 128 },
+                barrier: false,
+                window: false,
+                op: 0,
+            }
+        };
+        let (rounded, plain) = (act(DType::Fx8), act(DType::F32));
+        assert_eq!(tolerance(Math::Fixed24, false, [&rounded]), 1e-5);
+        assert_eq!(tolerance(Math::Fixed24, true, [&rounded]), 1e-3);
+        assert_eq!(tolerance(Math::Fixed8, true, [&plain, &rounded]), 5e-2);
+        // Where no activation is rounded, the option loosens nothing.
+        assert_eq!(tolerance(Math::Fixed8, false, [&plain]), 1e-5);
     }
 }

@@ -8,7 +8,7 @@
 //! 1979) over pairs: [`RESAMPLES`] samples of as many pairs, drawn with replacement by a seeded generator, and the 2.5th and 97.5th
 //! percentiles of their ratios. It says how steady the pairs are, not how representative the machine is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
@@ -19,6 +19,12 @@ use crate::text::Xoshiro256PlusPlus;
 
 /// Samples of the bootstrap.
 pub const RESAMPLES: usize = 10_000;
+
+/// The test of wall times, where the programs have no other in common.
+pub const RUNS: &str = "runs/s";
+
+/// Pairs below which nothing is said.
+const LEAST_PAIRS: usize = 4;
 
 /// The seed of its generator: the same observations give the same interval.
 const SEED: u64 = 1979;
@@ -164,6 +170,26 @@ pub struct Row {
     pub control_b: Ratio,
 }
 
+impl Row {
+    /// What may be said: nothing of fewer than four pairs, nor where one of the programs differs from itself as much as from the other.
+    #[must_use]
+    pub fn verdict(&self) -> &'static str {
+        let apart = |it: &Ratio| it.value.ln().abs();
+        let noise = apart(&self.control_a).max(apart(&self.control_b));
+        let can_tell = self.ratio.pairs >= LEAST_PAIRS && noise < apart(&self.ratio);
+        if can_tell { self.ratio.verdict() } else { "undecided" }
+    }
+}
+
+/// The tests that were reported, but not by every process, and so are not compared.
+#[must_use]
+pub fn left_out(observations: &[Observation]) -> Vec<String> {
+    let rates: Vec<_> = observations.iter().filter(|it| it.round.is_some()).map(Observation::rates).collect();
+    let all: BTreeSet<TestKey> = rates.iter().flat_map(|it| it.keys().copied()).collect();
+    let is_missing = |key: &TestKey| rates.iter().any(|it| !it.contains_key(key));
+    all.into_iter().filter(is_missing).map(name).collect()
+}
+
 /// Every test that both programs reported, or the runs a second where they have none in common.
 #[must_use]
 pub fn rows(observations: &[Observation]) -> Vec<Row> {
@@ -173,7 +199,7 @@ pub fn rows(observations: &[Observation]) -> Vec<Row> {
     let common = first.keys().filter(|key| counted.iter().all(|(_, rates)| rates.contains_key(*key)));
     let tests: Vec<Row> = common.filter_map(|key| row(name(*key), &counted, |_, rates| rates[key])).collect();
     if tests.is_empty() {
-        return row("runs/s".to_owned(), &counted, |it, _| 1.0 / it.seconds.max(1e-9)).into_iter().collect();
+        return row(RUNS.to_owned(), &counted, |it, _| 1.0 / it.seconds.max(1e-9)).into_iter().collect();
     }
     tests
 }
@@ -231,7 +257,7 @@ pub fn table(rows: &[Row]) -> Table {
             format!("{:.2}", it.b),
             it.ratio.text(),
             it.ratio.pairs.to_string(),
-            it.ratio.verdict().to_owned(),
+            it.verdict().to_owned(),
             it.control_a.text(),
             it.control_b.text(),
         ]);
@@ -239,21 +265,24 @@ pub fn table(rows: &[Row]) -> Table {
     table
 }
 
+/// A row for programs.
+#[must_use]
+pub fn row_json(it: &Row) -> Value {
+    json!({
+        "test": it.test,
+        "a_ts": it.a,
+        "b_ts": it.b,
+        "ratio": it.ratio.json(),
+        "verdict": it.verdict(),
+        "control_a": it.control_a.json(),
+        "control_b": it.control_b.json(),
+    })
+}
+
 /// The rows for programs.
 #[must_use]
 pub fn rows_json(rows: &[Row]) -> Value {
-    let row = |it: &Row| {
-        json!({
-            "test": it.test,
-            "a_ts": it.a,
-            "b_ts": it.b,
-            "ratio": it.ratio.json(),
-            "verdict": it.ratio.verdict(),
-            "control_a": it.control_a.json(),
-            "control_b": it.control_b.json(),
-        })
-    };
-    rows.iter().map(row).collect()
+    rows.iter().map(row_json).collect()
 }
 
 #[cfg(test)]
@@ -285,7 +314,7 @@ mod tests {
         for found in [it.ratio.value, it.ratio.low, it.ratio.high] {
             assert!((found - 1.5).abs() < 1e-12);
         }
-        assert_eq!((it.ratio.verdict(), it.control_a.verdict()), ("faster", "undecided"));
+        assert_eq!((it.verdict(), it.control_a.verdict()), ("faster", "undecided"));
         assert_eq!((it.a, it.b), (30.0, 20.0));
     }
 
@@ -312,8 +341,35 @@ mod tests {
             ..observed(round, side, 1.0)
         };
         let rows = rows(&schedule(2).map(of).collect::<Vec<_>>());
-        assert_eq!((rows[0].test.as_str(), rows[0].ratio.verdict()), ("runs/s", "slower"));
+        assert_eq!((rows[0].test.as_str(), rows[0].verdict()), ("runs/s", "slower"));
         assert!((rows[0].ratio.value - 0.5).abs() < 1e-12);
+    }
+
+    #[test]
+    fn two_pairs_or_an_unsteady_machine_decide_nothing() {
+        let rates = |of: &dyn Fn(usize, Side) -> f64, rounds: u32| -> Vec<Observation> {
+            schedule(rounds)
+                .enumerate()
+                .map(|(i, (round, side))| observed(round, side, of(i, side)))
+                .collect()
+        };
+        let steady = |_: usize, side: Side| if side == Side::A { 30.0 } else { 20.0 };
+        assert_eq!(rows(&rates(&steady, 1))[0].verdict(), "undecided");
+        assert_eq!(rows(&rates(&steady, 2))[0].verdict(), "faster");
+        // The last A of each round is half as fast as the first, as a machine that slows down would have it.
+        let slowing = |i: usize, side: Side| steady(i, side) / if i % 4 == 1 && i > 1 { 2.0 } else { 1.0 };
+        let all = rates(&slowing, 3);
+        assert!(rows(&all)[0].control_a.value > 1.9);
+        assert_eq!(rows(&all)[0].verdict(), "undecided");
+    }
+
+    #[test]
+    fn a_test_that_not_all_report_is_named() {
+        let mut all: Vec<Observation> = schedule(1).map(|(round, side)| observed(round, side, 1.0)).collect();
+        assert!(left_out(&all).is_empty());
+        all[3].records.push(json!({ "n_prompt": 0, "n_gen": 8, "avg_ts": 1.0 }));
+        all[5].records.clear();
+        assert_eq!(left_out(&all), ["tg8", "pp512"]);
     }
 
     #[test]

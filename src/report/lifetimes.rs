@@ -60,7 +60,10 @@ pub fn op_of<'g>(graph: &'g Graph, step: &Step) -> Result<&'g OpData, String> {
 /// The values that a step reads, in the order of its operands.
 fn reads(op: &OpData, step: &Step) -> Vec<ValueId> {
     match step.kind {
-        StepKind::ExpertPrefetch { .. } => op.results.first().copied().into_iter().collect(),
+        StepKind::ExpertPrefetch { speculative: true, .. } => op.uses().take(1).collect(),
+        StepKind::ExpertPrefetch { speculative: false, .. } => {
+            op.results.first().copied().into_iter().collect()
+        }
         // The groups of pairs, which the op of the loop reads too.
         StepKind::ExpertWindow { .. } | StepKind::ExpertRelease { .. } => op.uses().skip(3).take(1).collect(),
         _ => op.uses().skip(usize::from(op.op.next_state().is_some())).collect(),

@@ -19,7 +19,7 @@
 //! type     = DTYPE "[" [ dim ("," dim)* ] "]"
 //! dim      = INT | [ INT "*" ] name
 //! param    = name ":" type
-//! op       = value ("," value)* ":" type ("," type)* "=" OP [ operand ("," operand)* ] [ attrs ] [ region ]
+//! op       = [ value ("," value)* ":" type ("," type)* "=" ] OP [ operand ("," operand)* ] [ attrs ] [ region ]
 //! operand  = ref | NAME "=" ref                              ; optional operands are named
 //! ref      = value | name | "w" STRING | "@"name             ; result, input, weight, state
 //! attrs    = "{" NAME "=" attr ("," NAME "=" attr)* "}"      ; those that are not neutral, in table order

@@ -21,7 +21,8 @@
 //! An operand is `place:dtype[rows,cols]/stride`: places are `s[..]` scratch, `io[..]`, `w0` a weight, `st0` a state;
 //! rows are `7`, `T`, `3*T`, `R` or `3*R`; a stride of 0 is left out. A weight `f32[8,32,16]` is a bank of 8 matrices. `|` marks a barrier before the step, `~` a step
 //! in a loop over experts, `^T` a part that its file holds transposed. `bank b0 layer 3 codebooks 27 = @4[0x0] experts 8 bytes 4096` is a bank of records,
-//! `= b0[0x30,0x900]` a weight with indices and scales in them.
+//! `= b0[0x30,0x900]` a weight with indices and scales in them. `options … lookahead 2` guesses two experts a layer; a stored matrix
+//! `@0[0x40]:f32[32] + @1[0x80][0x280]:f32[4] scale 0.5` has a term of rank 4 added, B and A at these places.
 //!
 //! Invariants: `parse(&print(p)) == p` for every plan whose floats are finite; the parser never recurses, and allocates
 //! in proportion to its input. Deliberately absent: any judgement of what it reads ([`crate::validate`]).

@@ -6,7 +6,9 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use serde_json::json;
-use waste::report::compare::{Observation, RESAMPLES, Side, records, rows, rows_json, schedule, table};
+use waste::report::compare::{
+    Observation, RESAMPLES, RUNS, Side, left_out, records, row_json, rows, rows_json, schedule, table,
+};
 use waste_plan::file::write_whole;
 
 use super::{BenchArgs, TableForm};
@@ -20,6 +22,9 @@ const OWN_FLAGS: [&str; 5] = ["--compare", "--observations", "--rounds", "--outp
 pub(super) fn run(args: &BenchArgs, other: &str, cx: &Cx) -> Result<(), CliError> {
     if args.threads.len() > 1 {
         return Err(CliError::Usage("--compare measures one number of threads".into()));
+    }
+    if other.trim().is_empty() {
+        return Err(CliError::Usage("--compare needs a command".into()));
     }
     let program = std::env::current_exe().map_err(|err| CliError::Input(format!("this program: {err}")))?;
     let mut own = own_args(std::env::args_os().skip(1));
@@ -41,6 +46,14 @@ pub(super) fn run(args: &BenchArgs, other: &str, cx: &Cx) -> Result<(), CliError
     }
     drop(progress);
     let rows = rows(&observations);
+    match left_out(&observations).as_slice() {
+        [] => {}
+        tests if rows.iter().all(|it| it.test == RUNS) => cx.note(&format!(
+            "waste: note: {} was not reported by both programs: whole runs are compared, loading included",
+            tests.join(", ")
+        )),
+        tests => cx.note(&format!("waste: note: left out, as not both report it: {}", tests.join(", "))),
+    }
     if let Some(path) = &args.observations {
         let shown = |it: &OsString| it.to_string_lossy().into_owned();
         let a: Vec<String> = [program.as_os_str().to_owned()].iter().chain(&own).map(shown).collect();
@@ -58,7 +71,8 @@ pub(super) fn run(args: &BenchArgs, other: &str, cx: &Cx) -> Result<(), CliError
             cx.print(&format!("A is this program, B is: {other}\n\n{}", table(&rows).markdown()))
         }
         TableForm::Csv => cx.print(&table(&rows).csv()),
-        TableForm::Json | TableForm::Jsonl => cx.print(&format!("{}\n", rows_json(&rows))),
+        TableForm::Json => cx.print(&format!("{}\n", rows_json(&rows))),
+        TableForm::Jsonl => rows.iter().try_for_each(|it| cx.print(&format!("{}\n", row_json(it)))),
     }
 }
 
@@ -112,7 +126,13 @@ fn observe(
     if !done.status.success() {
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
         let last = said.lines().last().unwrap_or_default();
-        return Err(CliError::Input(format!("{name}: {}: {}", done.status, waste::formats::shown(last))));
+        let message = format!("{name}: {}: {}", done.status, waste::formats::shown(last));
+        // What this program says of itself is said in its terms.
+        return Err(match (side, done.status.code()) {
+            (Side::A, Some(2)) => CliError::Usage(message),
+            (Side::A, Some(4)) => CliError::Memory(message),
+            _ => CliError::Input(message),
+        });
     }
     let records = records(&String::from_utf8_lossy(&done.stdout));
     Ok(Observation { round, side, seconds, records })

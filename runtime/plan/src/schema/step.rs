@@ -307,8 +307,8 @@ pub enum StepKind {
         #[serde(default, skip_serializing_if = "is_false")]
         speculative: bool,
     },
-    /// reads: groups. Begins a loop: takes as many of the experts that are left as the cache holds, and waits until they are there. The
-    /// steps up to and including [`StepKind::ExpertRelease`] follow.
+    /// reads: groups. Begins a loop: of the experts that are left it takes the first, waiting until it is there, and those after it that
+    /// are there too. The steps up to and including [`StepKind::ExpertRelease`] follow.
     ExpertWindow {
         /// Index into [`Plan::banks`](super::Plan::banks).
         bank: u32,

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::compile::CompileOptions;
-use crate::formats::{Adapter, FormatError, ModelFiles};
+use crate::formats::{Adapter, FormatError, ModelFiles, hex};
 use crate::progress::Progress;
 
 /// A folder of compiled plans.
@@ -225,8 +225,4 @@ fn content_hash(files: &ModelFiles, progress: &dyn Progress) -> String {
         }
     }
     hex(&hash.finalize())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|it| format!("{it:02x}")).collect()
 }

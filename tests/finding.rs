@@ -3,16 +3,17 @@
 
 #[path = "support/program.rs"]
 mod program;
+#[path = "support/samples.rs"]
+mod samples;
 #[path = "support/scratch.rs"]
 mod scratch;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use program::Waste;
+use samples::{LLAMA, MODELS, model};
 use scratch::Scratch;
 use serde_json::Value;
-use waste::compile::{CompileOptions, compile};
-use waste::formats::ModelFiles;
 use waste::progress::Silent;
 use waste::report::buffers::buffers;
 use waste::report::lifetimes::deaths;
@@ -23,28 +24,8 @@ use waste_plan::schema::{Place, Plan, Rows};
 use waste_plan::validate::validate;
 use waste_runtime::{Death, Deaths, ExpertOptions, LoadedPlan, RuntimeError, Session, SessionOptions, Token};
 
-const LLAMA: &str = "models/llama-rand-gqa-untied-f32";
-
-/// A checkpoint of every family, and both codes of containers.
-const MODELS: [&str; 8] = [
-    LLAMA,
-    "models/gpt2-rand-f32",
-    "models/deepseek-rand-bf16",
-    "models/kimi-rand-bf16",
-    "models/kimi-k3-rand-bf16",
-    "models/mixtral-rand-bf16",
-    "containers/tiny-vq3r",
-    "containers/tiny-vq4p",
-];
-
-fn model(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
-}
-
 fn loaded(name: &str) -> LoadedPlan {
-    let options = CompileOptions { ctx: Some(64), chunk: Some(16), ..CompileOptions::usual() };
-    let files = ModelFiles::open(&model(name), None).unwrap();
-    compile(&files, &options, &mut |_| ()).unwrap().load(&Silent).unwrap()
+    samples::compiled(name).load(&Silent).unwrap()
 }
 
 fn session(loaded: &LoadedPlan, threads: usize, slots: Option<u64>) -> Session {

@@ -5,6 +5,8 @@
 mod page;
 #[path = "support/program.rs"]
 mod program;
+#[path = "support/samples.rs"]
+mod samples;
 #[path = "support/scratch.rs"]
 mod scratch;
 
@@ -12,37 +14,12 @@ use std::path::{Path, PathBuf};
 
 use page::{Page, elements};
 use program::Waste;
+use samples::{LLAMA, MODELS, compiled, model};
 use scratch::Scratch;
 use serde_json::Value;
-use waste::compile::{CompileOptions, Compiled, compile};
-use waste::formats::ModelFiles;
+use waste::compile::Compiled;
 use waste::report::buffers::live_bytes;
 use waste::report::{html, missed};
-
-const LLAMA: &str = "models/llama-rand-gqa-untied-f32";
-
-/// A checkpoint of every family, and both codes of containers.
-const MODELS: [&str; 10] = [
-    LLAMA,
-    "models/gpt2-rand-f32",
-    "models/deepseek-rand-bf16",
-    "models/kimi-rand-bf16",
-    "models/kimi-k3-rand-bf16",
-    "models/mixtral-rand-bf16",
-    "models/olmoe-rand-bf16",
-    "containers/tiny-vq3r",
-    "containers/tiny-vq4p",
-    "containers/tinyk3-vq3r",
-];
-
-fn model(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
-}
-
-fn compiled(name: &str) -> Compiled {
-    let options = CompileOptions { ctx: Some(64), chunk: Some(16), ..CompileOptions::usual() };
-    compile(&ModelFiles::open(&model(name), None).unwrap(), &options, &mut |_| ()).unwrap()
-}
 
 fn page_of(it: &Compiled) -> String {
     html::page(&it.plan, &it.ir, None).unwrap()

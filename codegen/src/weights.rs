@@ -114,42 +114,36 @@ fn collect_parts(module: &Module, decl: &WeightDecl, parts: &mut Vec<Part>) -> O
         },
         _ => return None,
     };
-    let mut stored = |source: &waste_ir::SourceId, offset: u64, stored, transposed| {
-        let source = u32::try_from(source.index()).expect("source ids are u32");
-        parts.push(Part { source, offset, scales: None, stored, rows, transposed, terms: Vec::new() });
-    };
+    let number = |source: waste_ir::SourceId| u32::try_from(source.index()).expect("source ids are u32");
+    let mut stored =
+        |source: &waste_ir::SourceId, (offset, scales): (u64, Option<u64>), stored, transposed| {
+            let source = number(*source);
+            parts.push(Part { source, offset, scales, stored, rows, transposed, terms: Vec::new() });
+        };
     match &decl.init {
-        WeightInit::Stored { source, offset, stored: dtype } => stored(source, *offset, *dtype, false),
-        WeightInit::Transposed { source, offset, stored: dtype } => stored(source, *offset, *dtype, true),
+        WeightInit::Stored { source, offset, stored: dtype } => {
+            stored(source, (*offset, None), *dtype, false);
+        }
+        WeightInit::Transposed { source, offset, stored: dtype } => {
+            stored(source, (*offset, None), *dtype, true);
+        }
         WeightInit::Records { .. } => {}
         WeightInit::Merged { base, terms } => {
             collect_parts(module, &module.weights[*base], parts)?;
-            let number = |it: &waste_ir::SourceId| u32::try_from(it.index()).expect("source ids are u32");
-            parts.last_mut()?.terms = terms.iter().map(|it| it.clone().at(number(&it.source))).collect();
+            parts.last_mut()?.terms = terms.iter().map(|it| it.clone().at(number(it.source))).collect();
         }
         WeightInit::Bank { stored: dtype, parts: matrices } => {
             for (source, offset) in matrices {
-                stored(source, *offset, *dtype, false);
+                stored(source, (*offset, None), *dtype, false);
             }
         }
         WeightInit::Grouped { source, stored: dtype, codes, scales } => {
-            let source = u32::try_from(source.index()).expect("source ids are u32");
             let count = match *decl.ty.shape.dims() {
                 [Dim::Const(bank), _, _] => u64::from(bank),
                 _ => 1,
             };
             for e in 0..count {
-                let (offset, scales) = (codes.at(e)?, Some(scales.at(e)?));
-                let stored = *dtype;
-                parts.push(Part {
-                    source,
-                    offset,
-                    scales,
-                    stored,
-                    rows,
-                    transposed: false,
-                    terms: Vec::new(),
-                });
+                stored(source, (codes.at(e)?, Some(scales.at(e)?)), *dtype, false);
             }
         }
         WeightInit::Concat(ids) => {

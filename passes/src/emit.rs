@@ -1,7 +1,7 @@
 //! Applying edits: liveness backwards, then emission forwards into fresh graphs.
 //!
-//! Invariant: only what an output, an op with an effect, a live op or a live region reads is emitted; a weight stays if a live op reads it, or if it is
-//! part or codebooks of one that stays.
+//! Invariant: only what an output, an op with an effect, a live op or a live region reads is emitted; a weight stays if a live op reads
+//! it, or if it is part or codebooks of one that stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 

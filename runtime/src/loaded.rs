@@ -179,35 +179,32 @@ struct Parts<'a> {
 }
 
 impl Parts<'_> {
+    /// `len` bytes at `at` of a source, if they lie inside it.
+    fn slice(&self, source: u32, at: u64, len: Option<u64>) -> Option<&[u8]> {
+        let start = usize::try_from(at).ok()?;
+        let end = start.checked_add(usize::try_from(len?).ok()?)?;
+        self.sources.get(source as usize)?.bytes().get(start..end)
+    }
+
     /// Stored bytes of part `index`, if they lie inside their source.
     fn bytes(&self, index: usize) -> Option<&[u8]> {
         let part = self.weight.parts.get(index)?;
-        let start = usize::try_from(part.offset).ok()?;
-        let end = start.checked_add(usize::try_from(self.weight.part_bytes(index)?).ok()?)?;
-        self.sources.get(part.source as usize)?.bytes().get(start..end)
+        self.slice(part.source, part.offset, self.weight.part_bytes(index))
     }
 
     /// The scales of part `index`: no bytes where it has none apart; `None` if they leave their source.
     fn scale_bytes(&self, index: usize) -> Option<&[u8]> {
         let part = self.weight.parts.get(index)?;
         let Some(at) = part.scales else { return Some(&[]) };
-        let start = usize::try_from(at).ok()?;
-        let end = start.checked_add(usize::try_from(self.weight.scale_bytes(index)?).ok()?)?;
-        self.sources.get(part.source as usize)?.bytes().get(start..end)
+        self.slice(part.source, at, self.weight.scale_bytes(index))
     }
-}
 
-impl Parts<'_> {
     /// The factors of a term of part `index`, if they lie inside their source.
     fn factor_bytes(&self, index: usize, term: usize) -> Option<[&[u8]; 2]> {
         let part = self.weight.parts.get(index)?;
         let term = part.terms.get(term)?;
-        let bytes = self.sources.get(term.source as usize)?.bytes();
-        let factor = |at: u64, len: Option<u64>| {
-            let start = usize::try_from(at).ok()?;
-            bytes.get(start..start.checked_add(usize::try_from(len?).ok()?)?)
-        };
-        Some([factor(term.a, term.a_bytes(self.weight.cols))?, factor(term.b, term.b_bytes(part.rows))?])
+        let a = self.slice(term.source, term.a, term.a_bytes(self.weight.cols))?;
+        Some([a, self.slice(term.source, term.b, term.b_bytes(part.rows))?])
     }
 
     /// Whether part `index` and all it is made of lie inside their sources.

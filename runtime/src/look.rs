@@ -64,6 +64,8 @@ pub enum Values {
 pub struct StepView<'a> {
     pub(crate) exec: &'a Exec<'a>,
     pub(crate) program: &'a Program,
+    /// The number of the program.
+    pub(crate) number: usize,
     pub(crate) at: usize,
 }
 

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use waste_kernels::{CpuFeatures, Isa, KernelTable, RowsF32, TileMut};
+use waste_kernels::{CpuFeatures, KernelTable, RowsF32, TileMut};
 
 use crate::arena::bytes_of;
 use crate::sys::pin_thread;
@@ -20,8 +20,8 @@ const PASS: usize = 200;
 
 /// f32 operations a second of `threads` threads together, on the processors `cpus` where that is not empty, measured for about `time`.
 #[must_use]
-pub fn peak_flops(isa: Isa, threads: usize, cpus: &[usize], time: Duration) -> f64 {
-    let table = KernelTable::new(CpuFeatures::detect().capped(isa));
+pub fn peak_flops(cpu: CpuFeatures, threads: usize, cpus: &[usize], time: Duration) -> f64 {
+    let table = KernelTable::new(cpu);
     let measure = |thread: usize| {
         if let Some(cpu) = cpus.get(thread) {
             pin_thread(*cpu);
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn a_rate_is_a_rate_of_this_world() {
-        let rate = peak_flops(CpuFeatures::detect().best(), 2, &[], Duration::from_millis(5));
+        let rate = peak_flops(CpuFeatures::detect(), 2, &[], Duration::from_millis(5));
         assert!(rate.is_finite() && 1e6 < rate && rate < 1e14, "{rate} operations a second");
     }
 }

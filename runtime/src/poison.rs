@@ -50,8 +50,7 @@ impl Poison {
 
     /// The deaths in the running program.
     fn of(&self, view: &StepView<'_>) -> &[Vec<Death>] {
-        let at = view.exec.program;
-        self.deaths.0.get(at).map_or(&[], Vec::as_slice)
+        self.deaths.0.get(view.number).map_or(&[], Vec::as_slice)
     }
 
     /// Whose dead value lies at the beginning of `operand` before step `at`, for people.

@@ -392,7 +392,6 @@ impl Session {
             spaces: &self.spaces,
             table: &self.table,
             call,
-            program,
             halves: &self.halves,
             experts: self.experts.as_ref(),
             cancel: &self.cancel,
@@ -404,7 +403,8 @@ impl Session {
         let (tiles, allocations) = (AtomicUsize::new(0), AtomicU64::new(0));
         let bad_step = AtomicU32::new(u32::MAX);
         let onlooker = onlooker.map(Mutex::new);
-        let view = |at: usize| StepView { exec: &exec, program: &self.plan.programs[program], at };
+        let view =
+            |at: usize| StepView { exec: &exec, program: &self.plan.programs[program], number: program, at };
         let (cancel, scratch, check) = (&self.cancel, &self.scratch, self.check_finite);
         let clock = self.profile.as_ref().map(|it| it.clock(program));
         let number = self.trace.as_mut().map_or(0, Trace::begin);

@@ -1,8 +1,8 @@
 //! The windows in which a plan uses streamed experts: between its steps and the cache.
 //!
 //! A loop over experts takes the experts that have tokens in ascending order, a window at a time: those that are here, at least
-//! one, so that the others are read meanwhile; where the cache cannot hold all, at most half of what it holds. The state of the loop is set by the one thread that
-//! carries out a window's step and read by all after the barrier that follows it.
+//! one, so that the others are read meanwhile; where the cache cannot hold all, at most half of what it holds. The state of the loop
+//! is set by the one thread that carries out a window's step and read by all after the barrier that follows it.
 //!
 //! Invariants
 //! - records of an open window stay where they are until its release;
@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use waste_plan::record::{Expected, HEADER, check, stored_crc};
 use waste_plan::schema::{Plan, Records};
@@ -191,13 +191,13 @@ impl ExpertSource {
     /// Begins a walk: no window is open, nothing has failed.
     pub(crate) fn begin(&self) {
         self.set_window(0..0, 0..0, false);
-        self.guess.lock().unwrap_or_else(PoisonError::into_inner).settle(&[], &self.cache);
-        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        locked(&self.guess).settle(&[], &self.cache);
+        *locked(&self.failure) = None;
     }
 
     /// Why the walk failed, if it did; what it announced and kept is given back.
     pub(crate) fn end(&self, is_stopped: bool) -> Result<(), ExpertError> {
-        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let failure = locked(&self.failure).take();
         if failure.is_some() || is_stopped {
             self.cache.abandon();
         }
@@ -224,7 +224,7 @@ impl ExpertSource {
 
     /// Announces the experts in `ids`, each once, ascending.
     pub(crate) fn prefetch<'a>(&self, bank: u32, ids: impl Iterator<Item = &'a [i32]>) {
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = locked(&self.list);
         list.clear();
         for id in ids.flatten() {
             let Ok(expert) = u32::try_from(*id) else { continue };
@@ -235,7 +235,7 @@ impl ExpertSource {
             }
         }
         let layer = self.layers[bank as usize];
-        let mut guess = self.guess.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guess = locked(&self.guess);
         if guess.layer == layer {
             guess.settle(&list, &self.cache);
         }
@@ -246,7 +246,7 @@ impl ExpertSource {
     /// Guesses that the experts in `ids` will be wanted, the likeliest first. They are read as slots come free, until their layer
     /// says whom it wants.
     pub(crate) fn speculate(&self, bank: u32, ids: impl Iterator<Item = i32>) {
-        let mut guess = self.guess.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guess = locked(&self.guess);
         guess.settle(&[], &self.cache);
         guess.layer = self.layers[bank as usize];
         for expert in ids.filter_map(|it| u32::try_from(it).ok()) {
@@ -272,7 +272,7 @@ impl ExpertSource {
         let size = match brought {
             Ok(size) => size,
             Err(error) => {
-                self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                locked(&self.failure).get_or_insert(error);
                 return self.set_window(0..0, 0..0, false);
             }
         };
@@ -286,7 +286,7 @@ impl ExpertSource {
     }
 
     fn announce(&self, layer: u32, experts: impl Iterator<Item = i32>) {
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = locked(&self.list);
         list.clear();
         let room = list.capacity();
         list.extend(experts.filter_map(|it| u32::try_from(it).ok()).take(room));
@@ -321,7 +321,7 @@ impl ExpertSource {
                 self.cache.release(self.layers[bank as usize], expert);
             }
         }
-        self.guess.lock().unwrap_or_else(PoisonError::into_inner).pursue(&self.cache);
+        locked(&self.guess).pursue(&self.cache);
     }
 
     fn set_window(&self, groups: Range<usize>, pairs: Range<usize>, more: bool) {
@@ -331,6 +331,11 @@ impl ExpertSource {
         }
         self.window.more.store(more, Ordering::Relaxed);
     }
+}
+
+/// What `it` guards, whoever panicked with it: nothing here is left half done.
+fn locked<T>(it: &Mutex<T>) -> MutexGuard<'_, T> {
+    it.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn place(weight: &waste_plan::schema::Weight, at: Records) -> Place {

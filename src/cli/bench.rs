@@ -178,8 +178,8 @@ fn bench(
         sum += cost_of(loaded.plan(), *it);
         sum
     });
-    let (isa, at) = (setup.isa, &setup.options);
-    let peak_flops = args.profile.then(|| peak_flops(isa, at.threads, &at.cpus, PROBE_TIME));
+    let at = &setup.options;
+    let peak_flops = args.profile.then(|| peak_flops(at.cpu, at.threads, &at.cpus, PROBE_TIME));
     let measured = Measured { test, nanos, cost, peak, roof, peak_flops };
     let profile = if args.profile { profile::measure(loaded, &setup, test, chunk)? } else { Vec::new() };
     Ok(Record::new(loaded.plan(), &args.target.target, &setup, chunk, measured, profile))

@@ -43,8 +43,8 @@ pub(crate) fn run(args: &CheckArgs, cx: &Cx) -> Result<(), CliError> {
         return Err(CliError::Memory(format!("needs {needs} bytes of memory, {limit} are allowed")));
     }
     cx.print(&format!(
-        "runs here on cpu:{}; {}; {} bytes of memory\n",
-        setup.isa.name(),
+        "runs here on {}; {}; {} bytes of memory\n",
+        setup.backend(),
         setup.threads,
         grouped(needs)
     ))

@@ -138,7 +138,7 @@ fn divergence(args: &EvalArgs, tokens: &Path, base: &Path, cx: &Cx) -> Result<()
     }
     cx.print(&divergence_text(&divergence))?;
     if !args.quiet {
-        cx.note(&format!("{positions} positions; cpu:{}; {}", setup.isa.name(), setup.threads));
+        cx.note(&format!("{positions} positions; {}; {}", setup.backend(), setup.threads));
     }
     Ok(())
 }
@@ -212,7 +212,7 @@ fn score_text(args: &EvalArgs, file: &Path, cx: &Cx) -> Result<(), CliError> {
     }
     cx.print(&report.text())?;
     if !args.quiet {
-        cx.note(&format!("{}; cpu:{}; {}", report.pace(), setup.isa.name(), setup.threads));
+        cx.note(&format!("{}; {}; {}", report.pace(), setup.backend(), setup.threads));
     }
     Ok(())
 }

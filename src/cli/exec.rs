@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
+use waste::formats::hex;
 use waste::generate::{Generation, Prompt, Rules, StopReason, TextRow, generate};
 use waste::report::{lifetimes, trace};
 use waste::text::Tokenizer;
@@ -18,7 +19,7 @@ use super::cx::Cx;
 use super::error::CliError;
 use super::learn::LearnArgs;
 use super::open;
-use super::outcome::{Outcome, hex};
+use super::outcome::Outcome;
 use super::prompts::{Given, PromptArgs};
 
 /// Arguments of `waste exec`.

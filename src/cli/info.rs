@@ -49,7 +49,7 @@ pub(crate) fn run(args: &InfoArgs, cx: &Cx) -> Result<(), CliError> {
         stream: StreamArgs::default(),
     };
     let (count, cpus, threads) = open::threads(&machine, &settled, cx)?;
-    let max_isa = open::tier(&settled, cx)?;
+    let max_isa = open::tier(&settled, cx)?.best();
     let info = Info {
         default: machine.default_threads(),
         machine,

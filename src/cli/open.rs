@@ -12,9 +12,7 @@ use waste::text::{Tokenizer, TokenizerSpec};
 use waste_ir::{Module, parse_module};
 use waste_plan::schema::Plan;
 use waste_runtime::sys::Machine;
-use waste_runtime::{
-    CpuFeatures, ExpertOptions, Isa, LoadedPlan, Session, SessionOptions, needed_bytes_with,
-};
+use waste_runtime::{CpuFeatures, ExpertOptions, LoadedPlan, Session, SessionOptions, needed_bytes_with};
 
 use super::args::{Backend, LimitArgs, MachineArgs, Size};
 use super::cx::Cx;
@@ -193,8 +191,13 @@ pub(crate) struct Setup {
     pub(crate) options: SessionOptions,
     /// Threads and which limit set them, for people.
     pub(crate) threads: String,
-    /// The tier in use.
-    pub(crate) isa: Isa,
+}
+
+impl Setup {
+    /// The tier in use: `cpu:avx2`.
+    pub(crate) fn backend(&self) -> String {
+        format!("cpu:{}", self.options.cpu.best().name())
+    }
 }
 
 /// Settles flags, variables and what the machine has; refuses more memory than there is.
@@ -209,7 +212,7 @@ pub(crate) fn setup(
 ) -> Result<Setup, CliError> {
     let machine = Machine::detect();
     let (threads, cpus, said) = threads(&machine, args, cx)?;
-    let isa = tier(args, cx)?;
+    let cpu = tier(args, cx)?;
     let slots = expert_slots(loaded.plan(), threads, limits, machine.usable_ram());
     let needs = needed_bytes_with(loaded.plan(), threads, slots);
     if let Some(ram) = machine.usable_ram().filter(|it| *it < needs) {
@@ -219,7 +222,7 @@ pub(crate) fn setup(
     let options = SessionOptions {
         threads,
         cpus,
-        cpu: CpuFeatures::detect().capped(isa),
+        cpu,
         max_mem: limits.max_mem.map(|it| it.0),
         verify: !args.no_verify,
         check_finite: args.check_finite,
@@ -232,7 +235,7 @@ pub(crate) fn setup(
             exclusive: args.stream.exclusive_open,
         },
     };
-    Ok(Setup { options, threads: said, isa })
+    Ok(Setup { options, threads: said })
 }
 
 /// Records that the expert cache holds: as asked, or as many as `--max-mem` holds, or the largest of the sizes that serve well
@@ -307,8 +310,8 @@ pub(crate) fn threads(
 /// More threads than any machine of today has processors.
 const MAX_THREADS: usize = 1024;
 
-/// The best tier that is both asked for and there.
-pub(crate) fn tier(args: &MachineArgs, cx: &Cx) -> Result<Isa, CliError> {
+/// What kernels may use: the tiers that are here, up to the one that is asked for.
+pub(crate) fn tier(args: &MachineArgs, cx: &Cx) -> Result<CpuFeatures, CliError> {
     let from_env = |text: String| {
         text.parse::<Backend>().map_err(|err| CliError::Usage(format!("WASTE_BACKEND is '{text}': {err}")))
     };
@@ -317,10 +320,10 @@ pub(crate) fn tier(args: &MachineArgs, cx: &Cx) -> Result<Isa, CliError> {
         None => cx.env.backend().map(from_env).transpose()?,
     };
     let here = CpuFeatures::detect();
-    let Some(Backend(Some(asked))) = backend else { return Ok(here.best()) };
-    let isa = here.capped(asked).best();
-    if isa != asked {
-        cx.note(&format!("waste: note: {} is not available here, using {}", asked.name(), isa.name()));
+    let Some(Backend(Some(asked))) = backend else { return Ok(here) };
+    let cpu = here.capped(asked);
+    if cpu.best() != asked {
+        cx.note(&format!("waste: note: {} is not available here, using {}", asked.name(), cpu.best().name()));
     }
-    Ok(isa)
+    Ok(cpu)
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use waste::formats::grouped;
+use waste::formats::{grouped, hex};
 use waste::generate::{Continuation, Generation, Pace, Prompt, StopReason};
 use waste_plan::schema::Plan;
 use waste_runtime::{Counters, experts, needed_bytes_with, sys};
@@ -37,7 +37,7 @@ impl Outcome<'_> {
         let model = &self.plan.model;
         let value = json!({
             "model": { "name": model.name, "arch": model.arch, "params": model.params },
-            "backend": format!("cpu:{}", self.setup.isa.name()),
+            "backend": self.setup.backend(),
             "threads": self.setup.options.threads,
             "seed": self.seed,
             "interrupted": self.generation.is_interrupted,
@@ -113,8 +113,8 @@ impl Outcome<'_> {
             lines.push(learning.note(experts));
         }
         lines.push(format!(
-            "cpu:{}; {}; memory {} MiB; seed {}",
-            self.setup.isa.name(),
+            "{}; {}; memory {} MiB; seed {}",
+            self.setup.backend(),
             self.setup.threads,
             grouped(
                 needed_bytes_with(self.plan, self.setup.options.threads, self.setup.options.experts.slots)
@@ -177,9 +177,4 @@ fn pace_json(pace: &Pace) -> Value {
         "ms": pace.time.as_secs_f64() * 1e3,
         "tokens_per_second": pace.per_second(),
     })
-}
-
-/// Lower-case hexadecimal.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|it| format!("{it:02x}")).collect()
 }

@@ -15,13 +15,14 @@ struct Parts<'a> {
 
 impl PartBytes for Parts<'_> {
     fn part(&self, index: usize) -> &[u8] {
-        let bytes = self.weight.part_bytes(index).expect("a verified weight");
-        self.bytes(index, self.weight.parts[index].offset, bytes)
+        let part = &self.weight.parts[index];
+        self.bytes(part.source, part.offset, self.weight.part_bytes(index))
     }
 
     fn scales(&self, index: usize) -> &[u8] {
-        match (self.weight.parts[index].scales, self.weight.scale_bytes(index)) {
-            (Some(at), Some(bytes)) => self.bytes(index, at, bytes),
+        let part = &self.weight.parts[index];
+        match (part.scales, self.weight.scale_bytes(index)) {
+            (Some(at), Some(bytes)) => self.bytes(part.source, at, Some(bytes)),
             _ => &[],
         }
     }
@@ -29,21 +30,17 @@ impl PartBytes for Parts<'_> {
     fn factors(&self, index: usize, term: usize) -> [&[u8]; 2] {
         let part = &self.weight.parts[index];
         let term = &part.terms[term];
-        let bytes = self.sources[term.source as usize].bytes();
-        let factor = |at: u64, len: Option<u64>| {
-            let range = |it: u64| usize::try_from(it).expect("inside a mapped file");
-            &bytes[range(at)..range(at + len.expect("a verified weight"))]
-        };
+        let factor = |at: u64, len: Option<u64>| self.bytes(term.source, at, len);
         [factor(term.a, term.a_bytes(self.weight.cols)), factor(term.b, term.b_bytes(part.rows))]
     }
 }
 
 impl Parts<'_> {
-    /// `len` bytes at `at` of the source of part `index`.
-    fn bytes(&self, index: usize, at: u64, len: u64) -> &[u8] {
+    /// `len` bytes at `at` of a source.
+    fn bytes(&self, source: u32, at: u64, len: Option<u64>) -> &[u8] {
         let range = |it: u64| usize::try_from(it).expect("inside a mapped file");
-        let source = self.weight.parts[index].source as usize;
-        &self.sources[source].bytes()[range(at)..range(at + len)]
+        let end = at + len.expect("a verified weight");
+        &self.sources[source as usize].bytes()[range(at)..range(end)]
     }
 }
 

@@ -168,6 +168,12 @@ pub fn shown(text: &str) -> String {
     out
 }
 
+/// Lower-case hexadecimal, as hashes are written.
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|it| format!("{it:02x}")).collect()
+}
+
 /// `n` with thousands separated: 4,718,592.
 #[must_use]
 pub fn grouped(n: u64) -> String {

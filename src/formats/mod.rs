@@ -25,7 +25,7 @@ mod tensor;
 
 pub use config::parse_config;
 pub use container::Container;
-pub use error::{FormatError, Item, Result, grouped, shown};
+pub use error::{FormatError, Item, Result, grouped, hex, shown};
 pub use hub::HubCache;
 pub use meta::Meta;
 pub use model::{Format, ModelFiles};

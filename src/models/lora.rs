@@ -16,9 +16,8 @@ use std::collections::{BTreeMap, HashMap};
 use waste_ir::{Def, Dim, Module, SourceDecl, SourceId, TensorType, WeightDecl, WeightId, WeightInit};
 use waste_plan::{DType, LowRank};
 
-use crate::formats::{AdaptedLayer, Adapter, Format, shown};
+use crate::formats::{AdaptedLayer, Adapter, Format, hex, shown};
 
-use super::weights::hex;
 use super::{ModelError, Result, refused};
 
 /// Merges `adapters`, in order, into `module`, which was imported from a model of `format`. The files of the adapters become the last

@@ -16,7 +16,7 @@ use waste_ir::{Dim, Module, SourceDecl, SourceId, Steps, TensorType, WeightId, W
 use waste_plan::DType;
 
 use crate::formats::container::Container;
-use crate::formats::{ModelFiles, shown};
+use crate::formats::{ModelFiles, hex, shown};
 
 use super::{ModelError, Result};
 use found::Found;
@@ -260,8 +260,4 @@ pub fn source_decls(files: &ModelFiles) -> Vec<SourceDecl> {
         }
     };
     files.sources().iter().zip(header_ends).map(declare).collect()
-}
-
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|it| format!("{it:02x}")).collect()
 }

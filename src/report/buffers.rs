@@ -42,7 +42,7 @@ pub fn buffers(program: &Program) -> Vec<Buffer> {
         }
         for (slot, operand) in step.writes.iter().enumerate() {
             let Some(offset) = scratch(operand) else { continue };
-            if slot == 0 && is_in_place(step) {
+            if slot == 0 && read_below(step).is_some() {
                 touch(&mut all, offset, at);
                 continue;
             }
@@ -119,14 +119,14 @@ impl FirstRow {
     }
 }
 
-/// Whether the first result of `step` lies exactly over one of its reads.
+/// The read of `step`, by its number, that the first result lies exactly over.
 #[must_use]
-pub fn is_in_place(step: &Step) -> bool {
-    let Some(write) = step.writes.first() else { return false };
+pub fn read_below(step: &Step) -> Option<usize> {
+    let write = step.writes.first()?;
     let is_same = |slot: &usize| {
         step.reads.get(*slot).is_some_and(|it| (it.place, it.stride) == (write.place, write.stride))
     };
-    step.kind.in_place().iter().any(is_same)
+    step.kind.in_place().iter().copied().find(is_same)
 }
 
 fn scratch(operand: &Operand) -> Option<u64> {
@@ -144,7 +144,7 @@ fn touch(all: &mut [Buffer], offset: u64, at: usize) {
 }
 
 /// First and last step of each loop over experts.
-fn loops(program: &Program) -> impl Iterator<Item = (usize, usize)> + '_ {
+pub(super) fn loops(program: &Program) -> impl Iterator<Item = (usize, usize)> + '_ {
     program.steps.iter().enumerate().filter_map(|(at, step)| match step.kind {
         StepKind::ExpertWindow { body, .. } => Some((at, (at + body as usize).min(program.steps.len() - 1))),
         _ => None,

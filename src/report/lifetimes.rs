@@ -14,6 +14,8 @@ use waste_plan::ids::EntityRef;
 use waste_plan::schema::{Operand, Place, Plan, Program, Step, StepKind};
 use waste_runtime::{Death, Deaths};
 
+use super::buffers::{loops, read_below};
+
 /// A value in scratch: who began it, where, and who reads it last.
 struct Life {
     writer: usize,
@@ -93,12 +95,8 @@ fn lives(graph: &Graph, program: &Program) -> Result<Vec<Life>, String> {
             if !matches!(operand.place, Place::Scratch(_)) {
                 continue;
             }
-            let is_over = |read: &&usize| {
-                let below = step.reads.get(**read);
-                below.is_some_and(|it| (it.place, it.stride) == (operand.place, operand.stride))
-            };
-            let over = step.kind.in_place().iter().filter(|_| slot == 0).find(is_over);
-            let below = over.and_then(|it| read.get(*it)).and_then(|it| index.get(it)).copied();
+            let over = read_below(step).filter(|_| slot == 0);
+            let below = over.and_then(|it| read.get(it)).and_then(|it| index.get(it)).copied();
             let life = below.unwrap_or_else(|| {
                 all.push(Life { writer: at, place: *operand, last: at });
                 all.len() - 1
@@ -112,9 +110,7 @@ fn lives(graph: &Graph, program: &Program) -> Result<Vec<Life>, String> {
 /// The step after which `life` is over; `None` if the program ends before.
 fn last_step(program: &Program, life: &Life) -> Option<usize> {
     let mut last = life.last;
-    for (window, step) in program.steps.iter().enumerate() {
-        let StepKind::ExpertWindow { body, .. } = step.kind else { continue };
-        let release = window + body as usize;
+    for (window, release) in loops(program) {
         if life.writer < window && (window..=release).contains(&last) {
             last = release + 1;
         }

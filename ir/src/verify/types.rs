@@ -201,13 +201,10 @@ fn hint(graph: &Graph, op: &OpData, owner: Option<&OpData>) -> Result<(), String
         return Err("'expert_hint' stands in a region".to_owned());
     }
     let experts = graph.ty(op.operand(1)).shape.dims().first().copied();
-    let Def::Op(router, 0) = graph.values[op.operand(0)].def else {
-        return Err("'ids' must be those of a 'route_top_k'".to_owned());
+    let router = match graph.values[op.operand(0)].def {
+        Def::Op(router, 0) if matches!(graph.ops[router].op, Op::RouteTopK { .. }) => &graph.ops[router],
+        _ => return Err("'ids' must be those of a 'route_top_k'".to_owned()),
     };
-    let router = &graph.ops[router];
-    if !matches!(router.op, Op::RouteTopK { .. }) {
-        return Err("'ids' must be those of a 'route_top_k'".to_owned());
-    }
     let chosen_of = graph.ty(router.operand(0)).shape.cols();
     if graph.weight(op.operand(1)).is_none() || experts != chosen_of.map(Dim::Const) {
         return Err(format!("'bank' must be a weight of {} experts", chosen_of.unwrap_or(0)));

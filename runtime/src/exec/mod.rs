@@ -30,8 +30,6 @@ pub(crate) struct Exec<'a> {
     pub(crate) spaces: &'a Spaces,
     pub(crate) table: &'a KernelTable,
     pub(crate) call: Call,
-    /// Index of the program that runs.
-    pub(crate) program: usize,
     /// The accepted half of each row's recurrent states, 0 or 1.
     pub(crate) halves: &'a [usize],
     /// Where experts come from, if the plan has any in files.

@@ -179,8 +179,9 @@ impl ExpertCache {
         self.read_ahead(layer, experts, |slots, records| slots.prefetch(records))
     }
 
-    /// Starts reading what a step may ask for, after everything that was prefetched. Evicts nothing that is in use,
-    /// prefetched, or guessed and not [withdrawn](Self::withdraw). How many of `experts`, from the first on, are here or on their way, as of [`Self::prefetch`].
+    /// Starts reading what a step may ask for, after everything that was prefetched. Evicts nothing that is in use, promised by
+    /// [`Self::prefetch`], or guessed and not [withdrawn](Self::withdraw). How many of `experts`, from the first on, are here or on
+    /// their way.
     pub fn speculate(&self, layer: u32, experts: &[u32]) -> usize {
         self.read_ahead(layer, experts, |slots, records| slots.speculate(records))
     }

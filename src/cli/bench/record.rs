@@ -55,7 +55,7 @@ impl Record {
             model: model_type(plan),
             size: plan.model.source_bytes,
             params: plan.model.params,
-            backend: format!("cpu:{}", setup.isa.name()),
+            backend: setup.backend(),
             threads: setup.options.threads,
             rates,
             measured,

@@ -42,11 +42,11 @@ pub(super) fn linear<F: Format>(w: &[u8], k: usize, x: &RowsF32<'_>, y: &mut Til
         for chunk in 0..k.div_ceil(FX_GROUP) {
             let inputs = chunk * FX_GROUP..k.min((chunk + 1) * FX_GROUP);
             let mut sums = [[0.0; SLICES]; TOKENS];
-            for (sums, t) in
-                sums.iter_mut().zip(tokens.clone()).take(if F::LAYOUT.minima { TOKENS } else { 0 })
-            {
-                let groups = x.row(t)[inputs.clone()].chunks_exact(F::LAYOUT.group);
-                sums.iter_mut().zip(groups).for_each(|(u, x)| *u = x.iter().fold(0.0, |u, x| u + x));
+            if F::LAYOUT.minima {
+                for (sums, t) in sums.iter_mut().zip(tokens.clone()) {
+                    let groups = x.row(t)[inputs.clone()].chunks_exact(F::LAYOUT.group);
+                    sums.iter_mut().zip(groups).for_each(|(u, x)| *u = x.iter().fold(0.0, |u, x| u + x));
+                }
             }
             for (block, b) in w.chunks_exact(F::PACKING.block_bytes(k)).zip(0..y.cols().div_ceil(LANES)) {
                 let cols = b * LANES..y.cols().min((b + 1) * LANES);

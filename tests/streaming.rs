@@ -104,6 +104,30 @@ fn the_same_bits_whatever_the_cache_holds() {
     }
 }
 
+/// Programs of one token read tables that are made once for all experts, those of many make them for each: all modes, one hash.
+#[test]
+fn tables_have_the_same_bits_wherever_they_are_made() {
+    let steps = |loaded: &LoadedPlan, name: &str| {
+        let of = |it: &waste_plan::schema::Program| it.steps.iter().filter(|it| it.kind.name() == name).count();
+        loaded.plan().programs.iter().map(of).collect::<Vec<usize>>()
+    };
+    for code in [VQ3R, VQ2R, VQ4P] {
+        let dir = Scratch::new("streaming-tables");
+        let container = Made::new(code).write_container(&dir, "c");
+        for tables in [Tables::Fixed24, Tables::Fixed16, Tables::F32, Tables::Container] {
+            let (one, many) = (load(&container, 1, tables), load(&container, 12, tables));
+            assert!(steps(&one, "expert_vq").iter().all(|it| *it == 0));
+            let by_program = [steps(&many, "expert_vq"), steps(&many, "expert_lut")];
+            assert_eq!(by_program, [vec![0, 6], vec![6, 0]], "gate, up and down in two layers");
+            let expected = hash(&logits(&one, &Run::default()));
+            for (tier, cpu) in tiers() {
+                let found = hash(&logits(&many, &Run { cpu, ..Run::default() }));
+                assert_eq!(found, expected, "{} {tables:?} on {tier}", code.name);
+            }
+        }
+    }
+}
+
 #[test]
 fn a_cache_of_all_experts_reads_each_once_and_a_small_one_again() {
     let dir = Scratch::new("streaming-counts");

@@ -45,7 +45,7 @@ impl<'a> ExpertRecords<'a> {
         let mut hints = BTreeMap::new();
         for id in &graph.order {
             let data = &graph.ops[*id];
-            let (Op::ExpertLut { .. } | Op::ExpertHint {}) = data.op else { continue };
+            let (Op::ExpertLut { .. } | Op::ExpertVq { .. } | Op::ExpertHint {}) = data.op else { continue };
             let bank = graph.weight(data.operand(1)).and_then(|it| ids.banks[it.index()]);
             let Some(bank) = bank else { continue };
             if matches!(data.op, Op::ExpertHint {}) {

@@ -184,6 +184,7 @@ fn step_kind(graph: &Graph, data: &OpData) -> Result<StepKind, PlanError> {
         Op::ExpertSum {} => StepKind::ExpertSum,
         Op::LutBuild { code, tables } => StepKind::LutBuild { code, tables },
         Op::ExpertLut { gather } => StepKind::ExpertLut { gather },
+        Op::ExpertVq { code, tables, gather } => StepKind::ExpertVq { code, tables, gather },
         Op::ForEachExpert { .. } | Op::LutApply {} => {
             return Err(PlanError::Unsupported { op: data.op.name() });
         }

@@ -17,6 +17,9 @@ const FEW_ROWS: u64 = 8;
 const SLAB_COLS: u32 = (SLAB * VEC_DIM) as u32;
 /// Columns in a tile of a table lookup: a slab of tables stays in the second-level cache for all of them.
 const LUT_COLS: u32 = 1024;
+/// Most columns in a tile of a product that makes its tables: each tile makes them anew, and keeps two sums a column for eight tokens
+/// beside them in the second-level cache.
+const VQ_COLS: u32 = 1280;
 /// Columns in a tile of a step that works head by head on a few rows.
 const HEAD_COLS: u32 = 512;
 /// Rows in a tile of a step that works row by row.
@@ -57,6 +60,10 @@ pub(crate) fn tile(kind: &StepKind, rows: u64, cols: u32, head: u32) -> Tile {
             Tile { rows: 1, cols: GEMM_COLS.min(cols.next_multiple_of(unit)) }
         }
         StepKind::LutBuild { .. } => Tile { rows: 1, cols: SLAB_COLS.min(cols) },
+        StepKind::ExpertVq { .. } => {
+            let wide = cols.div_ceil(cols.div_ceil(VQ_COLS).max(1));
+            Tile { rows: 1, cols: wide.next_multiple_of(ROW_BLOCK as u32) }
+        }
         StepKind::ExpertLut { .. } => {
             Tile { rows: 1, cols: LUT_COLS.min(cols.next_multiple_of(ROW_BLOCK as u32)) }
         }

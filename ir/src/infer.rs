@@ -320,6 +320,7 @@ pub fn infer(
         Op::LutBuild { code, tables } => one(lut::build(&o, LutLayout { code: *code, tables: *tables })?),
         Op::LutApply {} => one(lut::apply(&o)?),
         Op::ExpertLut { gather } => one(lut::expert(&o, *gather)?),
+        Op::ExpertVq { code, gather, .. } => one(lut::expert_vq(&o, *code, *gather)?),
         Op::BankSlice {} => {
             let bank = o.get(0)?;
             o.equal("type of 'expert'", o.get(1)?, &TensorType::new(DType::I32, &[Dim::Const(1)]))?;

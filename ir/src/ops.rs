@@ -230,6 +230,11 @@ ops! {
     /// y[p] = [`Op::LutApply`] of lut[p] and the matrix of pair p's expert; with `gather`, of lut[token of pair p].  lut: `lut[T·k or T, n]`,
     /// bank: `vq[E, m, n]`, order, groups: of [`Op::ExpertSort`], y: `f32[T·k, m]`.
     "expert_lut" ExpertLut ("lut", "bank", "order", "groups") { gather: bool = false } -> 1;
+    /// y[p] = x[p] · bank[expert of pair p]ᵀ by tables that are made for it: [`Op::LutBuild`] and [`Op::ExpertLut`] in one.
+    /// x: `f32[T·k or T, n]`, bank: `vq[E, m, n]`, order, groups: of [`Op::ExpertSort`], books: `f32[stages, entries, 8]`, y: `f32[T·k, m]`.
+    "expert_vq" ExpertVq ("x", "bank", "order", "groups", "books") {
+        code: VqCode, tables: Tables, gather: bool = false
+    } -> 1;
     /// y[t] = Σ weight · x[p] over the pairs p of token t, ascending (numerics §1).  x: `f32[T·k, n]`, weights: `f32[T, k]`, y: `f32[T, n]`.
     "expert_sum" ExpertSum ("x", "weights", "order", "slots") {} -> 1;
     /// These experts of a bank may be wanted soon, the likeliest first: no result, and nothing depends on it.  ids: `i32[T, n]`, of a

@@ -36,6 +36,7 @@ pub mod raise_canonical;
 pub mod report;
 pub mod rewrite;
 pub mod select_layout;
+pub mod sink_lut;
 
 pub use pass::{Changed, Numerics, Pass, PassCx, PassError};
 pub use pipeline::{Entry, Event, PipelineOptions, optional_passes, pipeline, print_pipeline, run};

@@ -28,6 +28,7 @@ use crate::quantize_acts::QuantizeActs;
 use crate::raise_canonical::RaiseCanonical;
 use crate::report::{PassReport, PipelineReport, TableBuilds};
 use crate::select_layout::SelectLayout;
+use crate::sink_lut::SinkLut;
 
 /// Which passes run, and how.
 #[derive(Clone, Debug)]
@@ -111,6 +112,10 @@ fn all_entries(lookahead: u32) -> Vec<Entry> {
         Entry::new(
             LookaheadExperts { experts: lookahead },
             "after flatten-experts and all fusions: a second reader of a router's input would hinder them",
+        ),
+        Entry::new(
+            SinkLut,
+            "after lookahead-experts, which looks at the tables' readers; it undoes hoist-lut where many tokens share an expert",
         ),
         Entry::new(SelectLayout, "last: it packs the weights that are left"),
     ]

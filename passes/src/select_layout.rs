@@ -65,14 +65,14 @@ fn wanted(module: &Module) -> SecondaryMap<WeightId, Reads> {
         for data in graph.ops.values() {
             let matrices: &[usize] = match data.op {
                 Op::Linear { .. } | Op::HeadLinear {} | Op::ExpertLinear { .. } => &[1],
-                Op::LutApply {} | Op::ExpertLut { .. } | Op::ExpertHint {} => &[1],
+                Op::LutApply {} | Op::ExpertLut { .. } | Op::ExpertVq { .. } | Op::ExpertHint {} => &[1],
                 Op::LinearGlu { .. } | Op::ExpertGlu { .. } => &[1, 2],
                 _ => &[],
             };
             for (slot, value) in data.operands.iter().enumerate() {
                 let reads = match (&data.op, slot) {
                     _ if matrices.contains(&slot) => Reads::Product,
-                    (Op::LutBuild { .. }, 1) => Reads::Books,
+                    (Op::LutBuild { .. }, 1) | (Op::ExpertVq { .. }, 4) => Reads::Books,
                     _ => Reads::Rows,
                 };
                 if let Some(weight) = value.and_then(|it| origin(graph, it)) {

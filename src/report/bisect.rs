@@ -147,8 +147,11 @@ pub fn tolerance<'s>(math: Math, kv_is_f16: bool, steps: impl IntoIterator<Item 
         },
     };
     let of_tables = |it: &Step| match it.kind {
-        StepKind::LutBuild { tables: Tables::Fixed16, .. } => 5e-4,
-        StepKind::LutBuild { tables: Tables::Container, .. } => 5e-2,
+        StepKind::LutBuild { tables, .. } | StepKind::ExpertVq { tables, .. } => match tables {
+            Tables::Fixed24 | Tables::F32 => 0.0,
+            Tables::Fixed16 => 5e-4,
+            Tables::Container => 5e-2,
+        },
         _ => 0.0,
     };
     let least = if kv_is_f16 { 1e-3 } else { 1e-5 };

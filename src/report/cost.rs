@@ -118,7 +118,10 @@ fn weight_bytes(plan: &Plan, step: &Step, id: u32, call: CallShape) -> u64 {
     let Some(weight) = plan.weights.get(id as usize) else { return 0 };
     match step.kind {
         StepKind::Embed => (weight.bytes / weight.rows.max(1)).saturating_mul(u64::from(call.tokens)),
-        StepKind::ExpertLinear { .. } | StepKind::ExpertGlu { .. } | StepKind::ExpertLut { .. } => {
+        StepKind::ExpertLinear { .. }
+        | StepKind::ExpertGlu { .. }
+        | StepKind::ExpertLut { .. }
+        | StepKind::ExpertVq { .. } => {
             let pairs = step.writes.first().map_or(0, |it| it.rows.count(call.tokens, call.want));
             let in_record = weight.dtype.vq().map(|it| {
                 // Indices and a scale a row.
@@ -180,6 +183,14 @@ fn flops(plan: &Plan, step: &Step, call: CallShape) -> u64 {
             let outputs = step.writes.first().map_or(0, |it| rows(it).saturating_mul(u64::from(it.cols)));
             outputs.saturating_mul(positions).saturating_mul(stages)
         }
+        StepKind::ExpertVq { code, .. } => {
+            let inputs = step.reads.first().map_or(0, |it| u64::from(it.cols));
+            let (pairs, outputs) = step.writes.first().map_or((0, 0), |it| (rows(it), u64::from(it.cols)));
+            let (stages, entries) = (code.stages() as u64, code.entries() as u64);
+            let lookups = (inputs / 8).saturating_mul(outputs).saturating_mul(stages);
+            let build = inputs.saturating_mul(2 * stages * entries);
+            lookups.saturating_add(build).saturating_mul(pairs)
+        }
         StepKind::LutBuild { code, .. } => {
             let inputs = step.reads.first().map_or(0, |it| rows(it).saturating_mul(u64::from(it.cols)));
             inputs.saturating_mul(2 * (code.stages() * code.entries()) as u64)
@@ -239,7 +250,7 @@ fn per_element(kind: &StepKind) -> u64 {
         StepKind::HeadLinear | StepKind::HeadLinearT | StepKind::LatentAttention { .. } => 0,
         StepKind::ExpertLinear { .. } | StepKind::ExpertGlu { .. } => 0,
         StepKind::KdaStep | StepKind::ShortConv { .. } => 0,
-        StepKind::LutBuild { .. } | StepKind::ExpertLut { .. } => 0,
+        StepKind::LutBuild { .. } | StepKind::ExpertLut { .. } | StepKind::ExpertVq { .. } => 0,
         StepKind::ExpertPrefetch { .. } | StepKind::ExpertWindow { .. } | StepKind::ExpertRelease { .. } => 0,
     }
 }

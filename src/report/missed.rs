@@ -46,7 +46,7 @@ const PRICES: [Price; 8] = [
     Price { pass: "legalize-vq", steps: 0, passes: 0, also: "the plan cannot be made" },
 ];
 
-const ADVICE: [Advice; 26] = [
+const ADVICE: [Advice; 27] = [
     Advice {
         reason: "second use",
         change: "another op reads the value in between, so it must exist: let that op read the fused result, or drop the use in the front end",
@@ -134,6 +134,10 @@ const ADVICE: [Advice; 26] = [
     Advice {
         reason: "more than three values",
         change: "the loop would gather more values an expert than its step reads: share tables between matrices with one codebook",
+    },
+    Advice {
+        reason: "few tokens share an expert",
+        change: "nothing, or a larger --chunk: with four tokens and more for each expert their tables are made where they are used",
     },
     Advice {
         reason: "which tables do not add",

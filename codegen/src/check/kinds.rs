@@ -78,6 +78,9 @@ pub(super) fn expected(graph: &Graph, data: &OpData) -> Option<StepKind> {
         Op::ExpertSum {} => StepKind::ExpertSum,
         Op::LutBuild { code, tables } => StepKind::LutBuild { code: *code, tables: *tables },
         Op::ExpertLut { gather } => StepKind::ExpertLut { gather: *gather },
+        Op::ExpertVq { code, tables, gather } => {
+            StepKind::ExpertVq { code: *code, tables: *tables, gather: *gather }
+        }
         Op::Slice { .. }
         | Op::Reshape { .. }
         | Op::BankSlice {}

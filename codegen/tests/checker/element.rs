@@ -65,7 +65,9 @@ pub(crate) fn element(kernel: &Kernel, x: &mut impl Operands, at: Target) -> u64
             let (token, trail) = hybrid::token_of(x, 1, row);
             mix(mix(kernel.attrs, trail), x.row(0, token, col, col + 1))
         }
-        Family::Expert | Family::ExpertGlu | Family::ExpertLut => hybrid::expert(kernel, x, at),
+        Family::Expert | Family::ExpertGlu | Family::ExpertLut | Family::ExpertVq => {
+            hybrid::expert(kernel, x, at)
+        }
         Family::Sum => hybrid::sum(kernel, x, row, col),
         Family::Tables => {
             // A slab of tables is made of 256 inputs.

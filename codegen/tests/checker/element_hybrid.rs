@@ -115,6 +115,7 @@ pub(super) fn expert(kernel: &Kernel, x: &mut impl Operands, at: Target) -> u64 
     let (source, trail) = if kernel.gather { token_of(x, order, at.row) } else { (at.row, 0) };
     let hash = mix(mix(mix(kernel.attrs, at.col), at.trail), trail);
     let hash = whole(hash, x, 0, source);
+    let hash = if kernel.family == Family::ExpertVq { mix(hash, x.row(4, 0, 0, 0)) } else { hash };
     let banks = if kernel.family == Family::ExpertGlu { 1..3 } else { 1..2 };
     banks.fold(hash, |hash, slot| mix(hash, x.matrix(slot, at.with)))
 }

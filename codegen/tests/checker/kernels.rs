@@ -104,6 +104,8 @@ pub(crate) enum Family {
     ExpertGlu,
     /// The same, by tables and records.
     ExpertLut,
+    /// The same, by tables that it makes.
+    ExpertVq,
     /// Rows of pairs by the weights of their token.
     Sum,
     /// Tables of a row, slab by slab.
@@ -113,7 +115,7 @@ pub(crate) enum Family {
 impl Family {
     /// Whether tiles are experts and rows are pairs.
     pub(crate) const fn is_by_expert(self) -> bool {
-        matches!(self, Self::Expert | Self::ExpertGlu | Self::ExpertLut)
+        matches!(self, Self::Expert | Self::ExpertGlu | Self::ExpertLut | Self::ExpertVq)
     }
 
     /// Whether it walks the tokens of a row one after the other, from a state to the next one.
@@ -136,7 +138,7 @@ impl Kernel {
     pub(crate) fn extent(&self, rows: u64, units: u64) -> (u64, u64) {
         match self.family {
             Family::HeadProduct | Family::HeadProductT => (rows / self.heads, units * self.heads),
-            Family::Expert | Family::ExpertGlu | Family::ExpertLut => (rows.min(self.heads), units),
+            it if it.is_by_expert() => (rows.min(self.heads), units),
             Family::Tables => (rows, units / LINE),
             _ => (rows, units),
         }

@@ -101,6 +101,7 @@ fn few(plan: &Plan, program: usize, rng: &mut Rng) -> Option<usize> {
                     | StepKind::ExpertLinear { .. }
                     | StepKind::ExpertGlu { .. }
                     | StepKind::ExpertLut { .. }
+                    | StepKind::ExpertVq { .. }
                     | StepKind::ExpertSum
                     | StepKind::LutBuild { .. }
             )

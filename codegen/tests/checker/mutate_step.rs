@@ -28,7 +28,9 @@ pub(super) fn step(plan: &mut Plan, program: usize, at: usize, kind: &str, rng: 
     let slot = if operands.is_empty() { return None } else { rng.below(operands.len()) };
     // Rows of pairs are where they are: nobody asks for their order.
     let is_unread = match step.kind {
-        StepKind::ExpertLinear { gather: false, .. } | StepKind::ExpertLut { gather: false } => slot == 2,
+        StepKind::ExpertLinear { gather: false, .. }
+        | StepKind::ExpertLut { gather: false }
+        | StepKind::ExpertVq { gather: false, .. } => slot == 2,
         StepKind::ExpertGlu { gather: false, .. } => slot == 3,
         _ => false,
     };
@@ -196,6 +198,11 @@ fn attribute(kind: &mut StepKind, rng: &mut Rng) -> Option<String> {
             _ => *tables = rng.pick(waste_plan::Tables::ALL),
         },
         StepKind::ExpertLut { gather } => *gather = !*gather,
+        StepKind::ExpertVq { code, tables, gather } => match rng.below(3) {
+            0 => *code = rng.pick(waste_plan::VqCode::ALL),
+            1 => *tables = rng.pick(waste_plan::Tables::ALL),
+            _ => *gather = !*gather,
+        },
         StepKind::HeadLinear => *kind = StepKind::HeadLinearT,
         StepKind::HeadLinearT => *kind = StepKind::HeadLinear,
         StepKind::Add => *kind = StepKind::Mul,

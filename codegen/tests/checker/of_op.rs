@@ -115,6 +115,11 @@ fn hybrid(graph: &Graph, data: &OpData) -> Kernel {
         Op::ExpertLut { gather } => {
             Kernel { heads: matrices(graph, data), gather: *gather, ..new(Family::ExpertLut, "expert lut") }
         }
+        Op::ExpertVq { code, tables, gather } => Kernel {
+            heads: matrices(graph, data),
+            gather: *gather,
+            ..new(Family::ExpertVq, &format!("expert vq {} {}", code.name(), tables.name()))
+        },
         Op::ExpertSum {} => new(Family::Sum, "sum"),
         Op::LutBuild { code, tables } => {
             let head = waste_plan::LutLayout { code: *code, tables: *tables }.slab_at(32) as u64 / 64;

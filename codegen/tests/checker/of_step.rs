@@ -131,6 +131,11 @@ fn hybrid(step: &Step, y_cols: u64) -> Kernel {
         StepKind::ExpertLut { gather } => {
             Kernel { heads: matrices(step, y_cols), gather: *gather, ..new(Family::ExpertLut, "expert lut") }
         }
+        StepKind::ExpertVq { code, tables, gather } => Kernel {
+            heads: matrices(step, y_cols),
+            gather: *gather,
+            ..new(Family::ExpertVq, &format!("expert vq {} {}", code.name(), tables.name()))
+        },
         StepKind::ExpertSum => new(Family::Sum, "sum"),
         StepKind::LutBuild { code, tables } => {
             let head = waste_plan::LutLayout { code: *code, tables: *tables }.slab_at(32) as u64 / 64;

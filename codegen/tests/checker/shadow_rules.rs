@@ -88,10 +88,10 @@ impl Shadow<'_> {
             (Family::Route | Family::Sort, _) => (tokens, 0),
             (Family::Gather, 0) => (tokens, cols),
             (Family::Gather, _) => (rows, 1),
-            (Family::Expert | Family::ExpertGlu | Family::ExpertLut, 0) => {
+            (Family::Expert | Family::ExpertGlu | Family::ExpertLut | Family::ExpertVq, 0) => {
                 (if kernel.gather { tokens } else { rows }, 0)
             }
-            (Family::Expert | Family::ExpertGlu | Family::ExpertLut, slot) => {
+            (Family::Expert | Family::ExpertGlu | Family::ExpertLut | Family::ExpertVq, slot) => {
                 if slot == kernel.family.pair_slots().0 { (rows, 1) } else { (1, 2 * (kernel.heads + 1)) }
             }
             (Family::Sum, 0) => (tokens * read(1), cols),
@@ -131,7 +131,7 @@ impl Shadow<'_> {
                 multiple_of(lanes)
             }
             Family::Attention | Family::HeadNorm | Family::Gate | Family::Delta => multiple_of(kernel.head),
-            Family::Conv | Family::ExpertLut => multiple_of(64),
+            Family::Conv | Family::ExpertLut | Family::ExpertVq => multiple_of(64),
             Family::Tables => multiple_of(256),
             // Lanes are counted from each head's first column.
             Family::HeadProduct => {

@@ -24,6 +24,10 @@ pub(crate) fn cases(n: usize) -> Vec<Case> {
     cases.extend(of_seeds(n - n_dense - n_records, waste_ir::random::hybrid_decoder, is_small));
     let has_records = |case: &Case| is_small(case) && !case.plan.banks.is_empty();
     cases.extend(of_seeds(n_records, waste_ir::random::expert_decoder, has_records));
+    for kind in ["expert_lut", "expert_vq"] {
+        let has = |it: &&Case| it.plan.programs.iter().flat_map(|it| &it.steps).any(|it| it.kind.name() == kind);
+        assert!(cases.iter().filter(has).count() >= 2, "few plans with {kind}");
+    }
     cases
 }
 
@@ -60,7 +64,9 @@ fn has_integer_keys(module: &Module) -> bool {
 fn case(seed: u64, mut module: Module, disabled: &[&str]) -> Result<Case, PlanError> {
     pad_states(&mut module);
     count_wanted(&mut module);
-    for (name, hi) in [("T", 6), ("R", 4)] {
+    // With more tokens, experts make their own tables.
+    let tokens = if seed % 2 == 0 { 6 } else { 9 };
+    for (name, hi) in [("T", tokens), ("R", 4)] {
         module.syms.values_mut().filter(|it| it.name == name).for_each(|it| it.hi = hi);
     }
     let math = Math::ALL[usize::try_from(seed % 4).unwrap()];

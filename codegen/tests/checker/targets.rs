@@ -47,9 +47,7 @@ pub(crate) fn targets(
             all(0, 0..pairs, 0..1).chain(all(1, 0..1, 0..groups)).chain(all(2, 0..pairs, 0..1)).collect()
         }
         // A tile takes the first of its experts.
-        Family::Expert | Family::ExpertGlu | Family::ExpertLut => {
-            pairs_of_expert(kernel, x, rows.start, cols)
-        }
+        it if it.is_by_expert() => pairs_of_expert(kernel, x, rows.start, cols),
         _ => all(0, rows, cols.clone()).collect(),
     }
 }

@@ -10,17 +10,28 @@ use crate::types::{Dim, TensorType};
 type One = Result<TensorType, InferError>;
 
 pub(super) fn build(o: &Operands<'_>, layout: LutLayout) -> One {
+    let (rows, k) = positions(o)?;
+    books(o, 1, layout.code)?;
+    Ok(TensorType::matrix(DType::Lut(layout.code, layout.tables), rows, k))
+}
+
+/// Rows and columns of operand 0, whole positions.
+fn positions(o: &Operands<'_>) -> Result<(Dim, u32), InferError> {
     let (rows, k) = o.matrix(0)?;
     if !k.is_multiple_of(VEC_DIM as u32) {
         return Err(format!("{k} columns of 'x' are no whole positions of {VEC_DIM}"));
     }
-    let expected = books_type(layout.code);
-    let books = o.get(1)?;
-    if *books != expected {
+    Ok((rows, k))
+}
+
+/// Demands that operand `slot` holds the codebooks of `code`.
+fn books(o: &Operands<'_>, slot: usize, code: VqCode) -> Result<(), InferError> {
+    let expected = books_type(code);
+    if *o.get(slot)? != expected {
         let dims = expected.shape;
-        return Err(format!("'books' of {} must be f32{:?}", layout.code.name(), dims.dims()));
+        return Err(format!("'books' of {} must be f32{:?}", code.name(), dims.dims()));
     }
-    Ok(TensorType::matrix(DType::Lut(layout.code, layout.tables), rows, k))
+    Ok(())
 }
 
 /// `f32[stages, entries, 8]`.
@@ -59,9 +70,23 @@ pub(super) fn apply(o: &Operands<'_>) -> One {
 
 pub(super) fn expert(o: &Operands<'_>, gather: bool) -> One {
     let (rows, k, code) = tables(o)?;
-    let [Dim::Const(experts), Dim::Const(n), Dim::Const(bank_k)] = *o.get(1)?.shape.dims() else {
-        return Err("'bank' must be a weight [E, n, k] of known shape".to_owned());
-    };
+    let (experts, n, bank_k) = bank(o)?;
     coded(o, (code, k), bank_k)?;
     Ok(f32_matrix(sorted_rows(o, gather, (rows, experts), (2, 3))?, n))
+}
+
+pub(super) fn expert_vq(o: &Operands<'_>, code: VqCode, gather: bool) -> One {
+    let (rows, k) = positions(o)?;
+    let (experts, n, bank_k) = bank(o)?;
+    coded(o, (code, k), bank_k)?;
+    books(o, 4, code)?;
+    Ok(f32_matrix(sorted_rows(o, gather, (rows, experts), (2, 3))?, n))
+}
+
+/// Matrices of the bank in operand 1, and the rows and columns of each.
+fn bank(o: &Operands<'_>) -> Result<(u32, u32, u32), InferError> {
+    match *o.get(1)?.shape.dims() {
+        [Dim::Const(experts), Dim::Const(n), Dim::Const(k)] => Ok((experts, n, k)),
+        _ => Err("'bank' must be a weight [E, n, k] of known shape".to_owned()),
+    }
 }

@@ -42,7 +42,9 @@ impl Frame<'_, '_> {
                 vec![Rc::unwrap_or_clone(matrix)]
             }
             Op::ExpertLinear { act, gather } => vec![self.expert_product(id, (1, 2), gather, act)?],
-            Op::ExpertLut { gather } => vec![self.expert_product(id, (1, 2), gather, Act::None)?],
+            Op::ExpertLut { gather } | Op::ExpertVq { gather, .. } => {
+                vec![self.expert_product(id, (1, 2), gather, Act::None)?]
+            }
             Op::ExpertGlu { act, gather, beta, linear, .. } => {
                 let gate = self.expert_product(id, (1, 3), gather, Act::None)?;
                 let up = self.expert_product(id, (2, 3), gather, Act::None)?;
@@ -140,6 +142,7 @@ impl Frame<'_, '_> {
             | Op::ExpertLinear { .. }
             | Op::ExpertGlu { .. }
             | Op::ExpertLut { .. }
+            | Op::ExpertVq { .. }
             | Op::ExpertHint {} => {
                 unreachable!("handled by the caller")
             }

@@ -41,6 +41,7 @@ fn fused(op: &OpData) -> Option<&'static str> {
         Op::ExpertLinear { .. } => Some("'expert_linear'"),
         Op::ExpertGlu { .. } => Some("'expert_glu'"),
         Op::ExpertLut { .. } => Some("'expert_lut'"),
+        Op::ExpertVq { .. } => Some("'expert_vq'"),
         Op::LutBuild { .. } => Some("'lut_build'"),
         Op::LutApply {} => Some("'lut_apply'"),
         Op::ExpertHint {} => Some("'expert_hint'"),
@@ -85,8 +86,10 @@ fn fused(op: &OpData) -> Option<&'static str> {
 
 /// Rule 20.
 fn legal(cx: &mut GraphCx<'_, '_>, id: OpId, op: &OpData, fx: Option<DType>) {
-    let takes_codes =
-        matches!(op.op, Op::LutApply {} | Op::ExpertLut { .. } | Op::BankSlice {} | Op::ExpertHint {});
+    let takes_codes = matches!(
+        op.op,
+        Op::LutApply {} | Op::ExpertLut { .. } | Op::ExpertVq { .. } | Op::BankSlice {} | Op::ExpertHint {}
+    );
     let vq = op.uses().map(|it| cx.graph.ty(it).dtype).find(|it| it.vq().is_some());
     if let Some(vq) = vq.filter(|_| !takes_codes) {
         return cx.op(id, 20, format!("{} is read through lookup tables here", vq.name()));
@@ -130,8 +133,10 @@ fn packed(cx: &mut GraphCx<'_, '_>, id: OpId, op: &OpData) {
             (Op::Linear { .. }, 1) | (Op::LinearGlu { .. }, 1 | 2) | (Op::BankSlice {}, 0) => Role::Matrix,
             (Op::HeadLinear {} | Op::ExpertLinear { .. } | Op::ExpertGlu { .. }, 1)
             | (Op::ExpertGlu { .. }, 2) => Role::Matrix,
-            (Op::LutApply {} | Op::ExpertLut { .. } | Op::ExpertHint {}, 1) => Role::Matrix,
-            (Op::LutBuild { .. }, 1) => Role::Books,
+            (Op::LutApply {} | Op::ExpertLut { .. } | Op::ExpertVq { .. } | Op::ExpertHint {}, 1) => {
+                Role::Matrix
+            }
+            (Op::LutBuild { .. }, 1) | (Op::ExpertVq { .. }, 4) => Role::Books,
             (Op::HeadLinearT {}, 1) => Role::Vector,
             (Op::Embed {}, 1) => Role::Table,
             _ => Role::Vector,

@@ -101,6 +101,7 @@ fn attributes(op: &Op) -> Result<(), String> {
         | Op::ExpertSum {}
         | Op::ExpertHint {}
         | Op::ExpertLut { .. }
+        | Op::ExpertVq { .. }
         | Op::LutBuild { .. }
         | Op::LutApply {}
         | Op::Embed {}

@@ -2,8 +2,9 @@
 //!
 //! Shapes are the experts of Kimi-Linear (gate and up 1024 x 2304, down 2304 x 1024) and the gate of K3's (3072 x
 //! 3584). Every argument must occur in the line's name (row, code, shape, tier). An apply counts lookups (rows ·
-//! positions · stages), a build floating-point operations (2 · k · stages · entries), quantisation uncounted. Indices
-//! come from the caches, as the clock and samples of `linear` have it.
+//! positions · stages), a build floating-point operations (2 · k · stages · entries), quantisation uncounted; a linear of
+//! several tokens, which builds and applies, lookups. Indices come from the caches, as the clock and samples of `linear`
+//! have it.
 #![allow(clippy::print_stdout, reason = "a bench prints its figures")]
 
 #[path = "../tests/common/mod.rs"]
@@ -15,6 +16,9 @@ use common::{Rng, tables};
 use timing::{Times, time};
 use waste_kernels::KernelTable;
 use waste_plan::VqCode;
+
+/// Bytes of indices that no cache holds.
+const FROM_MEMORY: usize = 128 << 20;
 
 fn main() {
     let filters: Vec<String> = std::env::args().skip(1).filter(|it| !it.starts_with("--")).collect();
@@ -45,6 +49,21 @@ fn report(name: &str, lut: Lut, table: &KernelTable, matrix: &Matrix) {
         (lut.apply)(table, code, &tables, &matrix.indices, 0..matrix.positions(), matrix.k, &mut acc);
     });
     let lookups = matrix.rows * matrix.positions() * code.stages();
+    for tokens in [1, 3, 4, 8] {
+        let x = Rng(3).vec(tokens * matrix.k, Rng::normal);
+        let scales = vec![0x3c; 2 * matrix.rows];
+        let times = time(|| drop(matrix.linear(table, lut, &x, &scales)));
+        println!("{name:<36} linear of {tokens} {} G lookups/s", figures(tokens * lookups, &times));
+    }
+    // Experts come from memory, one after the other.
+    let many: Vec<Vec<u8>> = (0..FROM_MEMORY.div_ceil(matrix.indices.len())).map(|_| matrix.indices.clone()).collect();
+    let mut at = 0;
+    let cold = time(|| {
+        acc.fill(0.0);
+        at = (at + 1) % many.len();
+        (lut.apply)(table, code, &tables, &many[at], 0..matrix.positions(), matrix.k, &mut acc);
+    });
+    println!("{name:<36} apply from memory {} G lookups/s", figures(lookups, &cold));
     let flops = 2 * matrix.k * code.stages() * code.entries();
     println!(
         "{name:<36} apply {} G lookups/s   build {} GFLOP/s",

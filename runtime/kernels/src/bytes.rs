@@ -42,3 +42,12 @@ pub(crate) fn cast_mut<T: Plain>(bytes: &mut [u8]) -> &mut [T] {
     assert!(head.is_empty() && tail.is_empty(), "a view needs aligned, whole elements");
     mid
 }
+
+/// `floats` as bytes.
+#[inline]
+pub(crate) fn bytes_of_mut(floats: &mut [f32]) -> &mut [u8] {
+    // SAFETY: `Plain` types have no padding, and a float takes every bit pattern; bytes need no alignment.
+    let (head, mid, tail) = unsafe { floats.align_to_mut::<u8>() };
+    assert!(head.is_empty() && tail.is_empty(), "floats are whole bytes");
+    mid
+}

@@ -189,6 +189,27 @@ kernel_table! {
     fn lut_apply_container(
         code: VqCode, tables: &[u8], indices: &[u8], positions: Range<usize>, k: usize, acc: &mut [f32],
     );
+    /// y\[tokens, rows\] = x · Wᵀ of at most 8 tokens over a vector-quantised matrix (family `lut`): tables are made in `scratch`,
+    /// [`waste_plan::LutLayout::linear_scratch`] floats, for each token and 16 positions at a time; scales f16, little-endian.
+    fn vq_linear_fixed24(
+        code: VqCode, x: &RowsF32<'_>, books: &[f32], indices: &[u8], scales: &[u8], scratch: &mut [f32],
+        y: &mut TileMut<'_>,
+    );
+    /// As `vq_linear_fixed24` with tables of 16 bits.
+    fn vq_linear_fixed16(
+        code: VqCode, x: &RowsF32<'_>, books: &[f32], indices: &[u8], scales: &[u8], scratch: &mut [f32],
+        y: &mut TileMut<'_>,
+    );
+    /// As `vq_linear_fixed24` with tables of f32.
+    fn vq_linear_f32(
+        code: VqCode, x: &RowsF32<'_>, books: &[f32], indices: &[u8], scales: &[u8], scratch: &mut [f32],
+        y: &mut TileMut<'_>,
+    );
+    /// As `vq_linear_fixed24` with tables of bytes.
+    fn vq_linear_container(
+        code: VqCode, x: &RowsF32<'_>, books: &[f32], indices: &[u8], scales: &[u8], scratch: &mut [f32],
+        y: &mut TileMut<'_>,
+    );
     /// y = f32(scale) · acc, row by row; scales f16, little-endian.
     fn lut_scale(scales: &[u8], acc: &[f32], y: &mut [f32]);
 

@@ -171,6 +171,36 @@ fn the_container_rule_is_vq4ps() {
     }
 }
 
+/// However many tokens are taken together: each has the bits of its own tables, applied and scaled.
+#[test]
+fn a_linear_has_the_bits_of_its_parts() {
+    for (tier, table) in tables() {
+        let rng = &mut Rng(26);
+        for &code in VqCode::ALL {
+            let matrix = Matrix::random(code, 130, 8 * 41, rng);
+            let scales: Vec<u8> =
+                rng.vec(130, Rng::normal).iter().flat_map(|&it| f16::from_f32(it).to_le_bytes()).collect();
+            let mut x = Flavor::HeavyTailed.fill(8 * matrix.k, rng);
+            x[2 * matrix.k..3 * matrix.k].fill(0.0);
+            x[5 * matrix.k + 17] = f32::INFINITY;
+            for lut in LUTS {
+                let mut want = vec![0.0; 8 * matrix.rows];
+                for (x, y) in x.chunks(matrix.k).zip(want.chunks_mut(matrix.rows)) {
+                    table.lut_scale(&scales, &matrix.apply(&table, lut, x), y);
+                }
+                let bits = |it: &[f32]| -> Vec<u32> {
+                    it.iter().map(|it| if it.is_nan() { u32::MAX } else { it.to_bits() }).collect()
+                };
+                for tokens in 1..=8 {
+                    let got = matrix.linear(&table, lut, &x[..tokens * matrix.k], &scales);
+                    let name = format!("{} {} of {tokens} on {tier}", code.name(), lut.linear_name);
+                    assert_eq!(bits(&got), bits(&want[..got.len()]), "{name}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn scales_keep_their_subnormals() {
     let all: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();

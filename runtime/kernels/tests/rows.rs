@@ -69,6 +69,10 @@ fn run(table: &KernelTable, name: &str) -> Vec<u32> {
         luts(lut, table, rng, &mut seen);
         return seen.0;
     }
+    if let Some(lut) = LUTS.into_iter().find(|it| it.linear_name == name) {
+        vq_linears(lut, table, rng, &mut seen);
+        return seen.0;
+    }
     match name {
         "quant_act_fx24" => quant_acts(table, 3, KernelTable::quant_act_fx24, &mut seen),
         "quant_act_fx16" => quant_acts(table, 2, KernelTable::quant_act_fx16, &mut seen),
@@ -218,6 +222,22 @@ fn luts(lut: Lut, table: &KernelTable, rng: &mut Rng, seen: &mut Seen) {
             matrix.add(table, lut, &x, 0..positions, &mut acc);
             seen.floats(&acc);
         }
+    }
+}
+
+/// One to eight tokens, each of its own flavor, so that a token's hostile numbers are beside another's.
+fn vq_linears(lut: Lut, table: &KernelTable, rng: &mut Rng, seen: &mut Seen) {
+    for round in 0..rounds(24, 6) {
+        let code = VqCode::ALL[round % 3];
+        let rows = [1, 63, 64, 65, 130][rng.below(5)];
+        let positions = [1, 15, 16, 17, 33, 75][rng.below(6)];
+        let matrix = Matrix::random(code, rows, positions * 8, rng);
+        let scales: Vec<u8> =
+            rng.vec(rows, Rng::normal).iter().flat_map(|&it| f16::from_f32(it).to_le_bytes()).collect();
+        let tokens = 1 + rng.below(8);
+        let flavor = |t: usize| Flavor::ALL[(t + round) % Flavor::ALL.len()];
+        let x: Vec<f32> = (0..tokens).flat_map(|t| flavor(t).fill(matrix.k, rng)).collect();
+        seen.floats(&matrix.linear(table, lut, &x, &scales));
     }
 }
 

@@ -257,6 +257,23 @@ impl LutLayout {
     }
 }
 
+/// Tokens that a vector-quantised linear takes together.
+pub const VQ_TOKENS: usize = 8;
+
+impl LutLayout {
+    /// Floats of scratch that a linear of at most [`VQ_TOKENS`] tokens and `rows` rows needs, whatever tier it runs on: the tables of
+    /// a block of positions and two sums a row for all tokens, or the tables of a slab and a sum a row for one.
+    #[must_use]
+    #[inline]
+    pub const fn linear_scratch(self, rows: usize) -> usize {
+        let rows = rows.next_multiple_of(ROW_BLOCK);
+        let entries = self.code.stages() * self.code.entries();
+        let all = (self.tables.block() * entries + 2 * rows) * VQ_TOKENS;
+        let one = self.row_bytes(SLAB * VEC_DIM) / 4 + rows;
+        if all > one { all } else { one }
+    }
+}
+
 /// Row `row` of a matrix with k inputs, in f64: the reference decode.
 ///
 /// `indices`: the index stream, at least to the end of the row's block; `books`: `f32[stages][entries][8]`; `scale`:

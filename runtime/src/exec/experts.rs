@@ -123,7 +123,7 @@ impl Exec<'_> {
     }
 
     /// Rows `pairs` of what a linear reads, side by side in scratch if they do not lie so.
-    fn pair_rows<'a>(
+    pub(super) fn pair_rows<'a>(
         &'a self,
         (x, order, gather): (&Operand, &Operand, bool),
         pairs: Range<usize>,
@@ -165,7 +165,7 @@ impl Exec<'_> {
         let w = self.spaces.matrix_of(bank, expert);
         self.count_expert(part, w.len());
         let w = columns_of(w, packing, bank.cols as usize, &part.cols);
-        for rows in chunks(range) {
+        for rows in chunks(range, GATHER_ROWS as usize) {
             let x = self.pair_rows((x, order, gather), rows.clone(), scratch);
             let mut y = self.spaces.tile(&step.writes[0], rows, part.cols.clone());
             self.multiply(packing, w, &x, &mut y);
@@ -196,7 +196,7 @@ impl Exec<'_> {
         let out = &step.writes[0];
         let fx = out.dtype.fx().map_or(0, |it| it.row_bytes(cols) / 4);
         let (fx, scratch) = scratch.split_at_mut(fx);
-        for rows in chunks(range) {
+        for rows in chunks(range, GATHER_ROWS as usize) {
             let x = self.pair_rows((x, order, gather), rows.clone(), scratch);
             let n = rows.len();
             let mut gate = TileMut::from_slice(&mut gate[..n * cols], n, cols, cols);
@@ -238,8 +238,7 @@ impl Exec<'_> {
     }
 }
 
-/// `range` in pieces of rows that are gathered together.
-fn chunks(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    let step = GATHER_ROWS as usize;
+/// `range` in pieces of `step` rows, which are gathered together.
+pub(super) fn chunks(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
     range.clone().step_by(step).map(move |at| at..range.end.min(at + step))
 }

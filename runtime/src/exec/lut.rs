@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use waste_plan::schema::{Operand, Place, Step, StepKind};
-use waste_plan::vq::{ROW_BLOCK, SLAB, VEC_DIM};
+use waste_plan::vq::{ROW_BLOCK, SLAB, VEC_DIM, VQ_TOKENS};
 use waste_plan::{LutLayout, Tables, VqCode};
 
-use super::experts::n_experts;
+use super::experts::{chunks, n_experts};
+use super::linear::X;
 use super::{Exec, Part};
 use crate::arena::f32s;
 
@@ -81,6 +82,41 @@ impl Exec<'_> {
             }
             let mut y = self.spaces.tile(&step.writes[0], p..p + 1, part.cols.clone());
             self.table.lut_scale(scales, sums, y.row_mut(0));
+        }
+    }
+
+    /// One expert, some of its rows, all its pairs, a few at a time: their tables are made in scratch.
+    pub(super) fn expert_vq(
+        &self,
+        step: &Step,
+        part: &Part,
+        (layout, gather): (LutLayout, bool),
+        scratch: &mut [f32],
+    ) {
+        let [x, bank, order, groups, books] = &step.reads[..] else { unreachable!("validated reads") };
+        let (experts, pairs) = (n_experts(step, self.call), self.call.rows(order.rows));
+        let Some((expert, range)) = self.group(groups, part.rows.start, experts, pairs) else { return };
+        // A record that is not there has failed the step already.
+        let Some(record) = self.experts.and_then(|it| it.record(weight_id(bank), expert)) else { return };
+        self.count_expert(part, record.indices().len() + record.scales().len());
+        let of_block = bank.cols as usize / VEC_DIM * ROW_BLOCK * layout.code.position_bytes();
+        let indices = &record.indices()[part.cols.start / ROW_BLOCK * of_block..];
+        let scales = &record.scales()[2 * part.cols.start..2 * part.cols.end];
+        let books = f32s(self.spaces.weight_of(books));
+        let (scratch, gathered) = scratch.split_at_mut(layout.linear_scratch(part.cols.len()));
+        for rows in chunks(range, VQ_TOKENS) {
+            let X::F32(x) = self.pair_rows((x, order, gather), rows.clone(), gathered) else {
+                unreachable!("validated reads")
+            };
+            let mut y = self.spaces.tile(&step.writes[0], rows, part.cols.clone());
+            let (table, code) = (self.table, layout.code);
+            let y = &mut y;
+            match layout.tables {
+                Tables::Fixed24 => table.vq_linear_fixed24(code, &x, books, indices, scales, scratch, y),
+                Tables::Fixed16 => table.vq_linear_fixed16(code, &x, books, indices, scales, scratch, y),
+                Tables::F32 => table.vq_linear_f32(code, &x, books, indices, scales, scratch, y),
+                Tables::Container => table.vq_linear_container(code, &x, books, indices, scales, scratch, y),
+            }
         }
     }
 

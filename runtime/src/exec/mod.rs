@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use waste_kernels::KernelTable;
 use waste_plan::schema::{Place, Situ, Step, StepKind};
-use waste_plan::{Act, DType, UnaryKind};
+use waste_plan::{Act, DType, LutLayout, UnaryKind};
 
 use crate::arena::{Call, Spaces};
 use crate::stream::ExpertSource;
@@ -56,7 +56,10 @@ fn extent(step: &Step, call: Call) -> (usize, usize) {
             let heads = heads(step, call);
             (rows / heads, heads * cols)
         }
-        StepKind::ExpertLinear { .. } | StepKind::ExpertGlu { .. } | StepKind::ExpertLut { .. } => {
+        StepKind::ExpertLinear { .. }
+        | StepKind::ExpertGlu { .. }
+        | StepKind::ExpertLut { .. }
+        | StepKind::ExpertVq { .. } => {
             (rows.min(experts::n_experts(step, call)), cols)
         }
         _ => (rows, cols),
@@ -92,7 +95,7 @@ impl Exec<'_> {
         let window = self.experts.filter(|_| step.window).map(|it| it.window());
         match (&step.kind, window) {
             (_, None) => (0..rows, cols),
-            (StepKind::ExpertLut { .. }, Some(it)) => (it.groups, cols),
+            (StepKind::ExpertLut { .. } | StepKind::ExpertVq { .. }, Some(it)) => (it.groups, cols),
             (_, Some(it)) => (it.pairs, cols),
         }
     }
@@ -177,6 +180,10 @@ impl Exec<'_> {
             StepKind::ExpertSum => self.expert_sum(step, part),
             StepKind::LutBuild { code, tables } => self.lut_build(step, &part, (*code, *tables)),
             StepKind::ExpertLut { gather } => self.expert_lut(step, &part, *gather, scratch),
+            StepKind::ExpertVq { code, tables, gather } => {
+                let layout = LutLayout { code: *code, tables: *tables };
+                self.expert_vq(step, &part, (layout, *gather), scratch);
+            }
             StepKind::ExpertPrefetch { .. }
             | StepKind::ExpertWindow { .. }
             | StepKind::ExpertRelease { .. } => {

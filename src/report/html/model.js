@@ -42,7 +42,7 @@ const plural = (n, word) => `${grouped(n)} ${word}${n === 1 ? "" : "s"}`;
 
 // The colour of a step: what kind of work it is.
 const FAMILIES = {
-  matrix: ["linear", "linear_glu", "head_linear", "head_linear_t", "expert_linear", "expert_glu", "expert_lut", "lut_build"],
+  matrix: ["linear", "linear_glu", "head_linear", "head_linear_t", "expert_linear", "expert_glu", "expert_lut", "expert_vq", "lut_build"],
   attention: ["attention", "latent_attention", "kv_append", "kda_step", "kda_gate", "short_conv"],
   norm: ["rms_norm", "layer_norm", "l2_norm", "gated_rms_norm", "attn_res_mix"],
   element: ["add", "mul", "unary", "glu", "rope", "rope_angles", "quant_act", "concat"],

@@ -14,6 +14,7 @@
 //! apply   f32: acc = acc + (T[v][0][i_0] + T[v][1][i_1] + …)    stages ascending, then positions ascending
 //!         else per block: acc = fma(f32(Σ q), xs, acc)          blocks ascending; the sum is exact
 //! scale   y = f32(scale) · acc                                  subnormal scales kept
+//! linear  y[t] = all three of x[t], the sums from 0             a few tokens, tables in scratch
 //! ```
 //!
 //! Q = 8,355,711 (`fixed24`), 32,639 (`fixed16`), 127 (`container`). Bounds: a block sums at most 64 entries of
@@ -36,8 +37,11 @@ pub(crate) mod portable;
 
 use std::ops::Range;
 
-use waste_plan::vq::{ROW_BLOCK, VEC_DIM};
+use waste_plan::vq::{ROW_BLOCK, SLAB, VEC_DIM, VQ_TOKENS};
 use waste_plan::{LutLayout, VqCode};
+
+use crate::bytes::bytes_of_mut;
+use crate::view::{RowsF32, TileMut};
 
 /// A code as a type, its numbers as constants.
 pub(crate) trait Code {
@@ -119,6 +123,41 @@ fn check_range(layout: LutLayout, positions: &Range<usize>, all: usize, tables: 
     assert!(is_range && is_cut(positions.start) && is_cut(positions.end), "{positions:?} of {all} positions");
     let bytes = layout.entry_bytes(positions.len()) + 4 * layout.scales(positions.len());
     assert!(tables.len() >= bytes, "{bytes} bytes of tables");
+}
+
+/// What every linear asserts: few tokens, whole positions, a scale for every row.
+#[inline(always)]
+fn check_linear(layout: LutLayout, x: &RowsF32<'_>, scales: &[u8], scratch: &[f32], y: &TileMut<'_>) {
+    assert!(x.rows() <= VQ_TOKENS && x.rows() == y.rows(), "{} tokens for {} rows of results", x.rows(), y.rows());
+    assert!(x.cols().is_multiple_of(VEC_DIM), "{} inputs are whole positions", x.cols());
+    assert_eq!(scales.len(), 2 * y.cols(), "a scale for every row");
+    assert!(scratch.len() >= layout.linear_scratch(y.cols()), "scratch of a vector-quantised linear");
+}
+
+/// A linear by the build and the apply of a tier: token by token, slab by slab, a slab's tables in the cache.
+#[inline(always)]
+fn token_by_token(
+    layout: LutLayout,
+    x: &RowsF32<'_>,
+    scales: &[u8],
+    scratch: &mut [f32],
+    y: &mut TileMut<'_>,
+    build: impl Fn(&[f32], Range<usize>, &mut [u8]),
+    apply: impl Fn(&[u8], Range<usize>, &mut [f32]),
+) {
+    check_linear(layout, x, scales, scratch, y);
+    let (tables, sums) = scratch.split_at_mut(layout.row_bytes(SLAB * VEC_DIM) / 4);
+    let (tables, sums) = (bytes_of_mut(tables), &mut sums[..y.cols()]);
+    let positions = x.cols() / VEC_DIM;
+    for t in 0..x.rows() {
+        sums.fill(0.0);
+        for from in (0..positions).step_by(SLAB) {
+            let slab = from..positions.min(from + SLAB);
+            build(x.row(t), slab.clone(), tables);
+            apply(tables, slab, sums);
+        }
+        portable::lut_scale(scales, sums, y.row_mut(t));
+    }
 }
 
 /// What is added to q so that its bytes are its balanced digits, each plus 128. Q is that far from overflow.

@@ -5,14 +5,15 @@ use std::ops::Range;
 use waste_plan::vq::{ROW_BLOCK, VEC_DIM};
 use waste_plan::{LutLayout, Tables, VqCode};
 
-use super::{Code, Vq2r, Vq3r, Vq4p, by_code, check_apply, inputs};
+use super::{Code, Vq2r, Vq3r, Vq4p, by_code, check_apply, inputs, token_by_token};
 use crate::bytes::{Plain, cast, cast_mut};
 use crate::half16::f16_to_f32;
 use crate::linear::portable::half_at;
 use crate::quant_act::portable::{round, step};
+use crate::view::{RowsF32, TileMut};
 
 macro_rules! rows {
-    ($($build:ident, $apply:ident: $tables:ident, $applying:ident;)+) => {
+    ($($build:ident, $apply:ident, $linear:ident: $tables:ident, $applying:ident;)+) => {
         $(#[inline(always)]
         pub(crate) fn $build(
             code: VqCode, x: &[f32], books: &[f32], positions: Range<usize>, out: &mut [u8],
@@ -24,15 +25,26 @@ macro_rules! rows {
             code: VqCode, tables: &[u8], indices: &[u8], positions: Range<usize>, k: usize, acc: &mut [f32],
         ) {
             by_code!(code, $applying(Tables::$tables, tables, indices, positions, k, acc));
+        }
+        #[inline(always)]
+        pub(crate) fn $linear(
+            code: VqCode, x: &RowsF32<'_>, books: &[f32], indices: &[u8], scales: &[u8], scratch: &mut [f32],
+            y: &mut TileMut<'_>,
+        ) {
+            let layout = LutLayout { code, tables: Tables::$tables };
+            let build = |x: &[f32], slab, tables: &mut [u8]| $build(code, x, books, slab, tables);
+            let apply =
+                |tables: &[u8], slab, sums: &mut [f32]| $apply(code, tables, indices, slab, x.cols(), sums);
+            token_by_token(layout, x, scales, scratch, y, build, apply);
         })+
     };
 }
 
 rows! {
-    lut_build_fixed24, lut_apply_fixed24: Fixed24, apply_fixed;
-    lut_build_fixed16, lut_apply_fixed16: Fixed16, apply_fixed;
-    lut_build_f32, lut_apply_f32: F32, apply_f32;
-    lut_build_container, lut_apply_container: Container, apply_fixed;
+    lut_build_fixed24, lut_apply_fixed24, vq_linear_fixed24: Fixed24, apply_fixed;
+    lut_build_fixed16, lut_apply_fixed16, vq_linear_fixed16: Fixed16, apply_fixed;
+    lut_build_f32, lut_apply_f32, vq_linear_f32: F32, apply_f32;
+    lut_build_container, lut_apply_container, vq_linear_container: Container, apply_fixed;
 }
 
 #[inline(always)]

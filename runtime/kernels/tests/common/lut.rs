@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use waste_kernels::KernelTable;
+use waste_kernels::{KernelTable, RowsF32, TileMut};
 use waste_plan::vq::{VEC_DIM, decode_row};
 use waste_plan::{LutLayout, Tables, VqCode};
 
@@ -11,7 +11,10 @@ use super::{Bytes, Rng};
 type Build = fn(&KernelTable, VqCode, &[f32], &[f32], Range<usize>, &mut [u8]);
 type Apply = fn(&KernelTable, VqCode, &[u8], &[u8], Range<usize>, usize, &mut [f32]);
 
-/// A build and its apply.
+type Linear =
+    fn(&KernelTable, VqCode, &RowsF32<'_>, &[f32], &[u8], &[u8], &mut [f32], &mut TileMut<'_>);
+
+/// A build, its apply, and the linear that is made of both.
 #[derive(Clone, Copy)]
 pub struct Lut {
     pub build_name: &'static str,
@@ -19,25 +22,29 @@ pub struct Lut {
     pub tables: Tables,
     pub build: Build,
     pub apply: Apply,
+    pub linear_name: &'static str,
+    pub linear: Linear,
 }
 
 macro_rules! lut {
-    ($build:ident, $apply:ident, $tables:ident) => {
+    ($build:ident, $apply:ident, $linear:ident, $tables:ident) => {
         Lut {
             build_name: stringify!($build),
             apply_name: stringify!($apply),
             tables: Tables::$tables,
             build: KernelTable::$build,
             apply: KernelTable::$apply,
+            linear_name: stringify!($linear),
+            linear: KernelTable::$linear,
         }
     };
 }
 
 pub const LUTS: [Lut; 4] = [
-    lut!(lut_build_fixed24, lut_apply_fixed24, Fixed24),
-    lut!(lut_build_fixed16, lut_apply_fixed16, Fixed16),
-    lut!(lut_build_f32, lut_apply_f32, F32),
-    lut!(lut_build_container, lut_apply_container, Container),
+    lut!(lut_build_fixed24, lut_apply_fixed24, vq_linear_fixed24, Fixed24),
+    lut!(lut_build_fixed16, lut_apply_fixed16, vq_linear_fixed16, Fixed16),
+    lut!(lut_build_f32, lut_apply_f32, vq_linear_f32, F32),
+    lut!(lut_build_container, lut_apply_container, vq_linear_container, Container),
 ];
 
 /// A matrix `[rows, k]` without scales.
@@ -95,6 +102,18 @@ impl Matrix {
         let mut acc = vec![0.0; self.rows];
         self.add(table, lut, x, 0..self.positions(), &mut acc);
         acc
+    }
+
+    /// `tokens` rows of x times the whole matrix, by one call, over stale scratch; `scales` are f16.
+    pub fn linear(&self, table: &KernelTable, lut: Lut, x: &[f32], scales: &[u8]) -> Vec<f32> {
+        let tokens = x.len() / self.k;
+        let layout = LutLayout { code: self.code, tables: lut.tables };
+        let mut scratch = vec![f32::NAN; layout.linear_scratch(self.rows)];
+        let mut y = vec![9.0; tokens * self.rows];
+        let mut tile = TileMut::from_slice(&mut y, tokens, self.rows, self.rows);
+        let x = RowsF32::new(x, tokens, self.k, self.k);
+        (lut.linear)(table, self.code, &x, &self.transposed, &self.indices, scales, &mut scratch, &mut tile);
+        y
     }
 
     /// The same by the reference decode, in f64.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::KV_TILE;
 use crate::dtype::{DType, Math};
-use crate::vq::{Tables, VqCode};
+use crate::vq::{LutLayout, Tables, VQ_TOKENS, VqCode};
 use crate::words::{Act, RopeStyle, Scoring, UnaryKind};
 
 /// Channels of a block of a convolution's ring: a row's half lies as `[C / 64][K − 1][64]` with a narrower last block.
@@ -48,10 +48,11 @@ impl Step {
         let (rows, cols) = (u64::from(self.tile.rows).min(most), u64::from(self.tile.cols));
         let x_cols = self.reads.first().map_or(0, |it| u64::from(it.cols));
         let tile = rows.saturating_mul(cols).saturating_mul(4);
-        let gathered = |gather: bool| {
+        let gathered = |gather: bool, rows: u64| {
             let row = self.reads.first().and_then(Operand::row_bytes).map_or(0, |it| it.next_multiple_of(64));
-            if gather { row.saturating_mul(u64::from(GATHER_ROWS)) } else { 0 }
+            if gather { row.saturating_mul(rows) } else { 0 }
         };
+        let most_gathered = u64::from(GATHER_ROWS);
         let fx_row = |quant: Option<Math>| {
             quant.and_then(Math::act_dtype).and_then(|it| it.row_bytes(cols)).unwrap_or(0)
         };
@@ -78,13 +79,18 @@ impl Step {
                 self.reads.get(1).map_or(0, |it| u64::from(it.cols)).saturating_mul(u64::from(RING_COLS) * 4)
             }
             StepKind::ExpertSort { experts } => (u64::from(*experts) + u64::from(tokens) + 2) * 4,
-            StepKind::ExpertLinear { gather, .. } => gathered(*gather),
+            StepKind::ExpertLinear { gather, .. } => gathered(*gather, most_gathered),
             // Running sums of a block of rows.
             StepKind::ExpertLut { .. } => cols.saturating_mul(4),
+            // What the kernel asks for, and rows side by side.
+            StepKind::ExpertVq { code, tables, gather } => {
+                let layout = LutLayout { code: *code, tables: *tables };
+                layout.linear_scratch(self.tile.cols as usize) as u64 * 4 + gathered(*gather, VQ_TOKENS as u64)
+            }
             StepKind::ExpertGlu { gather, quant, .. } => {
                 let products = cols.saturating_mul(u64::from(GATHER_ROWS)).saturating_mul(8);
                 let row = (cols * 4).next_multiple_of(64);
-                products.saturating_add(row).saturating_add(fx_row(*quant)).saturating_add(gathered(*gather))
+                products.saturating_add(row).saturating_add(fx_row(*quant)).saturating_add(gathered(*gather, most_gathered))
             }
             _ => 0,
         };
@@ -299,6 +305,15 @@ pub enum StepKind {
         /// Whether the tables have a row a token; else a row a pair.
         gather: bool,
     },
+    /// reads: x, bank of records, order, groups, codebooks. Tables are made where they are used, for a few tokens at a time.
+    ExpertVq {
+        /// The code of the matrices.
+        code: VqCode,
+        /// The arithmetic of the tables.
+        tables: Tables,
+        /// Whether x has a row a token; else a row a pair.
+        gather: bool,
+    },
     /// reads: ids. Starts reading the records of the experts that are wanted first.
     ExpertPrefetch {
         /// Index into [`Plan::banks`](super::Plan::banks).
@@ -467,6 +482,7 @@ impl StepKind {
             Self::ExpertSum => "expert_sum",
             Self::LutBuild { .. } => "lut_build",
             Self::ExpertLut { .. } => "expert_lut",
+            Self::ExpertVq { .. } => "expert_vq",
             Self::ExpertPrefetch { .. } => "expert_prefetch",
             Self::ExpertWindow { .. } => "expert_window",
             Self::ExpertRelease { .. } => "expert_release",

@@ -110,6 +110,11 @@ fn attrs(kind: &StepKind) -> Attrs {
             set("tables", tables.name().into());
         }
         StepKind::ExpertLut { gather } => push_flag(&mut out, "gather", *gather),
+        StepKind::ExpertVq { code, tables, gather } => {
+            set("code", code.name().into());
+            set("tables", tables.name().into());
+            push_flag(&mut out, "gather", *gather);
+        }
         StepKind::ExpertPrefetch { bank, speculative } => {
             set("bank", bank.to_string());
             push_flag(&mut out, "speculative", *speculative);
@@ -253,6 +258,13 @@ fn family(name: &str, it: &mut Braces<'_, '_>) -> Parsed<StepKind> {
             StepKind::LutBuild { code, tables: it.line.named("tables", Tables::from_name)? }
         }
         "expert_lut" => StepKind::ExpertLut { gather: it.takes("gather") },
+        "expert_vq" => {
+            it.attr("code")?;
+            let code = it.line.named("code", VqCode::from_name)?;
+            it.attr("tables")?;
+            let tables = it.line.named("tables", Tables::from_name)?;
+            StepKind::ExpertVq { code, tables, gather: it.takes("gather") }
+        }
         "expert_prefetch" => {
             StepKind::ExpertPrefetch { bank: it.int("bank")?, speculative: it.takes("speculative") }
         }

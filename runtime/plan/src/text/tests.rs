@@ -84,7 +84,7 @@ impl Draw {
         let quant = if self.flag() { Some(self.pick(&Math::ALL)) } else { None };
         let situ =
             if act == Act::Situ { Situ { beta: self.f32(), linear: self.f32() } } else { Situ::default() };
-        match self.below(39) {
+        match self.below(40) {
             0 => StepKind::Embed,
             1 => StepKind::QuantAct { math: self.pick(&Math::ALL) },
             2 => StepKind::Linear { act, bias, residual },
@@ -130,6 +130,7 @@ impl Draw {
             35 => StepKind::ExpertPrefetch { bank: self.u32(), speculative: bias },
             36 => StepKind::ExpertWindow { bank: self.u32(), body: self.u32() },
             37 => StepKind::ExpertRelease { bank: self.u32(), body: self.u32() },
+            38 => StepKind::ExpertVq { code: self.pick(VqCode::ALL), tables: self.pick(Tables::ALL), gather: bias },
             _ => StepKind::Unary { kind: self.pick(UnaryKind::ALL) },
         }
     }

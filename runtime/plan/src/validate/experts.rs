@@ -115,7 +115,7 @@ fn one(plan: &Plan, program: &Program, i: usize, open: Option<(u32, usize)>) -> 
         (StepKind::ExpertRelease { bank, .. }, it) => {
             ensure(it == Some((*bank, i)), || "the release of no window".into())
         }
-        (StepKind::ExpertLut { .. }, it) => {
+        (StepKind::ExpertLut { .. } | StepKind::ExpertVq { .. }, it) => {
             let weight = match step.reads.get(1).map(|it| it.place) {
                 Some(Place::Weight(id)) => plan.weights.get(id as usize),
                 _ => None,

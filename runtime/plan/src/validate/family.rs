@@ -3,6 +3,7 @@
 use super::step::{Operands, produced};
 use super::{Checked, ensure};
 use crate::schema::{MAX_HEAD_COLS, Operand, Place, PortName, Rows, StateKind, StepKind};
+use crate::vq::{VEC_DIM, VqCode};
 use crate::{DType, Packing};
 
 /// Most experts chosen for a token: bounds small arrays of the executor.
@@ -191,13 +192,8 @@ impl Operands<'_> {
                 self.result(produced(*quant)?, rows, gate.rows)
             }
             StepKind::LutBuild { code, tables } => {
-                let (x, books) = (self.f32(0)?, self.weight(1)?);
-                let found = (books.dtype, u64::from(books.bank), books.rows, books.cols);
-                let expected =
-                    (DType::F32, code.stages() as u64, code.entries() as u64, crate::vq::VEC_DIM as u64);
-                ensure(found == expected && books.packing == Packing::Columns, || {
-                    format!("read 1 holds no codebooks of {}", code.name())
-                })?;
+                let x = self.f32(0)?;
+                self.books(1, *code)?;
                 self.result(DType::Lut(*code, *tables), x.rows, x.cols.into())
             }
             StepKind::ExpertLut { gather } => {
@@ -214,6 +210,17 @@ impl Operands<'_> {
                 let rows = self.pairs((2, 3), bank.bank, *gather)?;
                 self.result(DType::F32, rows, bank.rows)
             }
+            StepKind::ExpertVq { code, gather, .. } => {
+                let (x, bank) = (self.f32(0)?, self.weight(1)?);
+                let is_bank = bank.records.is_some() && bank.dtype.vq() == Some(*code);
+                ensure(is_bank, || format!("read 1 is no bank of records of {}", code.name()))?;
+                self.books(4, *code)?;
+                ensure(u64::from(x.cols) == bank.cols, || {
+                    format!("{} columns times matrices of {}", x.cols, bank.cols)
+                })?;
+                let rows = self.pairs((2, 3), bank.bank, *gather)?;
+                self.result(DType::F32, rows, bank.rows)
+            }
             StepKind::ExpertSum => {
                 let (x, weights) = (self.f32(0)?, self.f32(1)?);
                 let (order, slots) = (self.order(2)?, self.order(3)?);
@@ -226,6 +233,16 @@ impl Operands<'_> {
             }
             _ => unreachable!("the other kinds are checked before"),
         }
+    }
+
+    /// Read `slot` holds the codebooks of `code`, transposed.
+    fn books(&self, slot: usize, code: VqCode) -> Checked {
+        let it = self.weight(slot)?;
+        let found = (it.dtype, u64::from(it.bank), it.rows, it.cols);
+        let expected = (DType::F32, code.stages() as u64, code.entries() as u64, VEC_DIM as u64);
+        ensure(found == expected && it.packing == Packing::Columns, || {
+            format!("read {slot} holds no codebooks of {}", code.name())
+        })
     }
 
     /// Reads `slots` are an order and groups over `experts`; x has a row a token or a row a pair. Returns rows of pairs.

@@ -60,7 +60,7 @@ const fn n_reads(kind: &StepKind) -> usize {
         | StepKind::ExpertLinear { .. }
         | StepKind::ExpertLut { .. }
         | StepKind::ExpertSum => 4,
-        StepKind::Attention { .. } | StepKind::ExpertGlu { .. } => 5,
+        StepKind::Attention { .. } | StepKind::ExpertGlu { .. } | StepKind::ExpertVq { .. } => 5,
         StepKind::KdaStep => 7,
         StepKind::LatentAttention { rope, .. } => 4 + *rope as usize,
         StepKind::AttnResMix { blocks, .. } => 3 + *blocks as usize,

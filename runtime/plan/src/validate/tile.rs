@@ -17,7 +17,10 @@ impl Operands<'_> {
             format!("tiles of {rows} × {cols}, expected columns in multiples of {unit} or all {all}")
         })?;
         match self.step.kind {
-            StepKind::ExpertLinear { .. } | StepKind::ExpertGlu { .. } | StepKind::ExpertLut { .. } => {
+            StepKind::ExpertLinear { .. }
+            | StepKind::ExpertGlu { .. }
+            | StepKind::ExpertLut { .. }
+            | StepKind::ExpertVq { .. } => {
                 ensure(tile.rows == 1, || format!("tiles of {} experts", tile.rows))
             }
             // A recurrence walks a row's tokens from the accepted state, and a sort counts all pairs.
@@ -49,7 +52,7 @@ impl Operands<'_> {
             | StepKind::ExpertGlu { quant: None, .. } => LANES as u32,
             StepKind::ShortConv { .. } => RING_COLS,
             StepKind::LutBuild { .. } => (SLAB * VEC_DIM) as u32,
-            StepKind::ExpertLut { .. } => ROW_BLOCK as u32,
+            StepKind::ExpertLut { .. } | StepKind::ExpertVq { .. } => ROW_BLOCK as u32,
             StepKind::L2Norm { dim, .. } => *dim,
             StepKind::KdaGate { .. } => self.step.reads[0].cols / self.step.reads[1].cols,
             StepKind::GatedRmsNorm { .. } => self.step.reads[2].cols,

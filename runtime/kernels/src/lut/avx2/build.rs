@@ -2,7 +2,7 @@
 //! then turned into integers where they stand.
 
 use std::arch::x86_64::{
-    __m128i, __m256i, _mm_setr_epi8, _mm_setzero_si128, _mm_unpackhi_epi32, _mm_unpackhi_epi64,
+    __m128i, __m256, __m256i, _mm_setr_epi8, _mm_setzero_si128, _mm_unpackhi_epi32, _mm_unpackhi_epi64,
     _mm_unpacklo_epi32, _mm_unpacklo_epi64, _mm_xor_si128, _mm256_add_epi32, _mm256_and_si256,
     _mm256_broadcastsi128_si256, _mm256_castps_si256, _mm256_castsi256_ps, _mm256_castsi256_si128,
     _mm256_cvtps_epi32, _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_max_epi32, _mm256_min_epi32,
@@ -31,7 +31,7 @@ pub(super) fn words<C: Code, const S: usize, const E: usize>(
 ) {
     build::<C, S, E>(tables, x, books, positions, out, |block, q_max, inverse| {
         for eight in cast_mut::<f32>(block).as_chunks_mut::<8>().0 {
-            let q = quantised(eight, q_max, inverse);
+            let q = quantised(load_ps(eight), q_max, _mm256_set1_ps(inverse));
             store_ps(eight, _mm256_castsi256_ps(q));
         }
     });
@@ -153,8 +153,8 @@ fn products_of<const N: usize, const S: usize, const E: usize>(
 /// 8 entries as integers. `vcvtps2dq` rounds to the nearest even: nobody changes the mode.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn quantised(floats: &[f32; 8], q_max: i32, inverse: f32) -> __m256i {
-    let q = _mm256_cvtps_epi32(_mm256_mul_ps(load_ps(floats), _mm256_set1_ps(inverse)));
+pub(super) fn quantised(floats: __m256, q_max: i32, inverse: __m256) -> __m256i {
+    let q = _mm256_cvtps_epi32(_mm256_mul_ps(floats, inverse));
     _mm256_min_epi32(_mm256_max_epi32(q, _mm256_set1_epi32(-q_max)), _mm256_set1_epi32(q_max))
 }
 
@@ -166,7 +166,8 @@ fn digits<const P: usize>(floats: &[f32; 16], q_max: i32, inverse: f32) -> [__m1
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
     let (eights, _) = floats.as_chunks();
     let [a, b]: [__m256i; 2] = std::array::from_fn(|i| {
-        let biased = _mm256_add_epi32(quantised(&eights[i], q_max, inverse), _mm256_set1_epi32(bias(P)));
+        let q = quantised(load_ps(&eights[i]), q_max, _mm256_set1_ps(inverse));
+        let biased = _mm256_add_epi32(q, _mm256_set1_epi32(bias(P)));
         _mm256_shuffle_epi8(biased, by_plane)
     });
     let (a0, a1) = (_mm256_castsi256_si128(a), _mm256_extracti128_si256::<1>(a));

@@ -6,18 +6,20 @@ mod plane;
 
 use std::ops::Range;
 
-use waste_plan::{Tables, VqCode};
+use waste_plan::{LutLayout, Tables, VqCode};
 
-use super::{Vq2r, Vq3r, Vq4p};
+use super::{Vq2r, Vq3r, Vq4p, token_by_token};
 use crate::cpu::Isa;
 use crate::table::{Entry, KernelTable};
+use crate::view::{RowsF32, TileMut};
 
 macro_rules! rows {
-    ($($build:ident, $apply:ident: $tables:ident, $planes:literal;)+) => {
+    ($($build:ident, $apply:ident, $linear:ident: $tables:ident, $planes:literal;)+) => {
         /// Overlays the rows of this tier. The caller has the tier.
         pub(crate) fn install(table: &mut KernelTable) {
             $( table.$build = Entry { call: $build, isa: Isa::Neon };
-            table.$apply = Entry { call: $apply, isa: Isa::Neon }; )+
+            table.$apply = Entry { call: $apply, isa: Isa::Neon };
+            table.$linear = Entry { call: $linear, isa: Isa::Neon }; )+
         }
         $(#[target_feature(enable = "neon")]
         fn $build(code: VqCode, x: &[f32], books: &[f32], positions: Range<usize>, out: &mut [u8]) {
@@ -39,12 +41,23 @@ macro_rules! rows {
                 VqCode::Vq4p => plane::apply::<Vq4p, 4, 64, $planes>(tables, bytes, indices, positions, k, acc),
             }
         }
+        #[target_feature(enable = "neon")]
+        fn $linear(
+            code: VqCode, x: &RowsF32<'_>, books: &[f32], indices: &[u8], scales: &[u8], scratch: &mut [f32],
+            y: &mut TileMut<'_>,
+        ) {
+            let layout = LutLayout { code, tables: Tables::$tables };
+            let build = |x: &[f32], slab, tables: &mut [u8]| $build(code, x, books, slab, tables);
+            let apply =
+                |tables: &[u8], slab, sums: &mut [f32]| $apply(code, tables, indices, slab, x.cols(), sums);
+            token_by_token(layout, x, scales, scratch, y, build, apply);
+        }
         )+
     };
 }
 
 rows! {
-    lut_build_fixed24, lut_apply_fixed24: Fixed24, 3;
-    lut_build_fixed16, lut_apply_fixed16: Fixed16, 2;
-    lut_build_container, lut_apply_container: Container, 1;
+    lut_build_fixed24, lut_apply_fixed24, vq_linear_fixed24: Fixed24, 3;
+    lut_build_fixed16, lut_apply_fixed16, vq_linear_fixed16: Fixed16, 2;
+    lut_build_container, lut_apply_container, vq_linear_container: Container, 1;
 }

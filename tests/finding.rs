@@ -1,6 +1,8 @@
 //! Tools that find faults of plans and differences of models: poisoned execution, bisection, divergence, comparison.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "support/finding_hidden.rs"]
+mod hidden;
 #[path = "support/program.rs"]
 mod program;
 #[path = "support/samples.rs"]
@@ -283,7 +285,7 @@ fn divergence_is_nothing_from_itself_and_little_from_rounded_caches() {
         .arg("--kl")
         .arg(&base)
         .run();
-    done.fails(1, "logits of 40 tokens, 3 are given");
+    done.fails(1, "base.npy: an array <f4 (40, 272), expected <f4 (3, 272)");
     let broken = scratch.write("broken.npy", &std::fs::read(&base).unwrap()[..300]);
     eval(&["--kl"]).arg(broken).run().fails(1, "broken.npy: ");
 }

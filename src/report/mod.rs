@@ -3,7 +3,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `cost` | bytes and operations of a call, predicted from its plan |
-//! | `classes` | prediction beside measured time, by class of op |
+//! | `ops`, `classes` | prediction beside measured time, of each op and by class |
 //! | `layers` | which layer a step belongs to |
 //! | `buffers` | what lies in scratch, and when |
 //! | `passes`, `missed` | the pass report read back; what refusals cost and what would change them |
@@ -45,6 +45,7 @@ pub mod likelihood;
 pub mod missed;
 pub mod npy;
 pub mod npz;
+pub mod ops;
 pub mod passes;
 pub mod probe;
 pub mod roofline;

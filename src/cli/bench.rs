@@ -6,6 +6,7 @@
 //! Deliberately absent: several sequences at once.
 
 mod compare;
+mod process;
 mod profile;
 mod record;
 mod test;
@@ -79,6 +80,9 @@ pub(crate) struct BenchArgs {
     /// Rounds of --compare: this, the other, the other, this
     #[arg(long, value_name = "N", default_value_t = 5, requires = "compare", value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
+    /// Most seconds of one process of --compare: it is ended then, and the comparison with it
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600, requires = "compare", value_parser = clap::value_parser!(u32).range(1..))]
+    compare_timeout: u32,
     /// Write every observation of --compare to FILE, as JSON
     #[arg(long, value_name = "FILE", requires = "compare")]
     observations: Option<PathBuf>,

@@ -230,6 +230,13 @@ fn check_sources(found: &[SourceDecl], plan: &Plan, model: &Path) -> Result<(), 
     let name = model.display();
     let mut pairs = found.iter().zip(&plan.sources);
     let other = pairs.find(|(found, expected)| found.header_sha256 != expected.header_sha256);
+    let missing = plan.sources.get(found.len()..).unwrap_or_default();
+    if let (None, Some(source)) = (&other, missing.first()) {
+        let (count, path) = (missing.len(), &source.path);
+        return Err(CliError::Input(format!(
+            "{name}: the plan was compiled from {count} more: '{path}'; an adapter is given with --lora"
+        )));
+    }
     let found: Vec<u64> = found.iter().map(|it| it.bytes).collect();
     let expected: Vec<u64> = plan.sources.iter().map(|it| it.bytes).collect();
     if found == expected {

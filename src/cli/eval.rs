@@ -14,7 +14,7 @@ use waste_plan::file::write_whole;
 use waste_plan::schema::Plan;
 use waste_runtime::{LoadedPlan, RuntimeError, Session, Token};
 
-use super::args::{Form, LimitArgs, MachineArgs, ShapeArgs, TargetArg, parse_ids, read_text};
+use super::args::{Form, LimitArgs, MachineArgs, ShapeArgs, TargetArg, check_output, parse_ids, read_text};
 use super::cx::Cx;
 use super::error::CliError;
 use super::open;
@@ -40,7 +40,7 @@ pub(crate) struct EvalArgs {
         short = 'f',
         long,
         value_name = "FILE",
-        required_unless_present = "tokens",
+        required_unless_present_any = ["tokens", "logits", "kl"],
         conflicts_with = "tokens"
     )]
     file: Option<PathBuf>,
@@ -71,6 +71,7 @@ pub(crate) struct EvalArgs {
 }
 
 pub(crate) fn run(args: &EvalArgs, cx: &Cx) -> Result<(), CliError> {
+    args.logits.iter().try_for_each(|it| check_output(it))?;
     match (&args.tokens, &args.logits, &args.kl, &args.file) {
         (Some(tokens), Some(logits), _, _) => write_logits(args, tokens, logits, cx),
         (Some(tokens), None, Some(base), _) => divergence(args, tokens, base, cx),

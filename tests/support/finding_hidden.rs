@@ -9,8 +9,12 @@ use serde_json::Value;
 use zip::ZipWriter;
 use zip::write::SimpleFileOptions;
 
+use waste::report::hidden::boundaries;
+use waste::report::layers::number_in;
+use waste_runtime::{LoadedPlan, Session, SessionOptions, StepView, Token, Values};
+
 use crate::program::{Done, Waste};
-use crate::samples::{LLAMA, model};
+use crate::samples::{LLAMA, MODELS, model};
 use crate::scratch::Scratch;
 use crate::{compiled, with_weight};
 
@@ -147,6 +151,47 @@ fn other_families_hand_on_hidden_states_too() {
         assert!(done.stderr.is_empty(), "{name}: {}", done.stderr);
         assert_eq!(segments(&found).len(), 2 * (arrays.len() - 1), "{name}: every array but the ids");
         assert!(found["end_error"].as_f64().unwrap() < 1e-5, "{name}");
+    }
+}
+
+/// The states of every family as the plan itself has them, token by token: chunks of tokens come to the same bits.
+#[test]
+fn a_plan_agrees_with_its_own_states() {
+    for name in MODELS {
+        let scratch = Scratch::new("finding-npz-own");
+        let plan = compiled(&scratch, name);
+        let loaded = LoadedPlan::open(Path::new(&plan)).unwrap();
+        let mut session = Session::open(&loaded, &SessionOptions::default()).unwrap();
+        let found = (0..21).map(|it| it * 7 % 60 + 1).collect::<Vec<i32>>();
+        let mut states: BTreeMap<String, Vec<f32>> = BTreeMap::new();
+        for id in &found {
+            let token = [Token { row: 0, id: u32::try_from(*id).unwrap() }];
+            let see = &mut |view: &StepView<'_>| {
+                let all = boundaries(loaded.plan(), view.program());
+                let Some(it) = all.iter().find(|it| it.step == view.index()) else { return };
+                let Some(Values::F32(row)) = view.result(it.slot) else { panic!("{name}: {}", it.point) };
+                states.entry(it.point.to_string()).or_default().extend(row);
+            };
+            session.step_seen(&token, &[0], see).unwrap();
+        }
+        let layers = loaded.plan().states.iter().filter_map(|it| number_in(&it.name)).max().unwrap() + 1;
+        let mut expected: Vec<String> = (0..=layers + 1).map(|it| format!("hidden.{it}")).collect();
+        expected.push("logits".into());
+        assert_eq!(states.keys().cloned().collect::<Vec<_>>(), expected, "{name}");
+        let array = |it: Vec<f32>| {
+            let shape = vec![found.len(), it.len() / found.len()];
+            ("<f4", shape, it.iter().flat_map(|it| it.to_le_bytes()).collect())
+        };
+        let mut arrays: Arrays = states.into_iter().map(|(name, it)| (name, array(it))).collect();
+        arrays.insert("ids".into(), ids(&found));
+        let path = scratch.path().join("own.npz");
+        write_npz(&path, &arrays);
+        let found = bisect(&scratch, &plan, &path, "json").ok().json();
+        let errors = segments(&found);
+        assert_eq!(errors.len(), 2 * expected.len(), "{name}");
+        // The final norm may be quantised anew, and rounded by it.
+        let most = |it: &str| if it.contains("to logits (") { 2e-7 } else { 0.0 };
+        assert!(errors.iter().all(|it| it.1 <= most(it.0)) && found["end_error"] == 0.0, "{name}: {found}");
     }
 }
 

@@ -96,9 +96,10 @@ struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// How much larger the error at the end is than the largest of any one segment.
+    /// How much larger the error at the end is than the largest of any one segment; `None` where either says nothing.
     fn amplification(&self) -> Option<f64> {
-        Some(self.segments.end()?.1 / self.segments.largest()?.own_error())
+        let times = self.segments.end()?.1 / self.segments.largest()?.own_error();
+        times.is_finite().then_some(times)
     }
 
     fn text(&self) -> String {
@@ -112,9 +113,9 @@ impl Report<'_> {
         if let Some(it) = self.segments.largest() {
             let _ = writeln!(out, "largest error of one segment: {:.2e}, {}", it.own_error(), described(it));
         }
-        if let Some(((point, error), times)) = self.segments.end().zip(self.amplification()) {
-            let _ =
-                writeln!(out, "end to end: {point} {error:.2e}, {times:.1} times the largest of one segment");
+        if let Some((point, error)) = self.segments.end() {
+            let times = self.amplification().map(|it| format!(", {it:.1} times the largest of one segment"));
+            let _ = writeln!(out, "end to end: {point} {error:.2e}{}", times.unwrap_or_default());
         }
         out
     }

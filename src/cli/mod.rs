@@ -85,7 +85,7 @@ enum Verb {
     Tokenize(tokenize::TokenizeArgs),
     /// Measure tokens a second, beside what this machine's memory allows
     Bench(bench::BenchArgs),
-    /// Find the first op of a plan that computes something else than its graph says
+    /// Find the first op of a plan that computes something else than its graph, or a reference, says
     Bisect(bisect::BisectArgs),
     /// Print how probable a model finds a text, or write the logits of tokens
     Eval(eval::EvalArgs),

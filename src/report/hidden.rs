@@ -151,6 +151,8 @@ impl Hidden {
         let program = plan.programs.first().ok_or("the plan has no program")?;
         let width = width(program).ok_or("the plan embeds no tokens: it has no hidden state")?;
         let end = last_layer(&layers(plan, program)).map_or(0, |it| it + 2);
+        let known: Vec<Point> =
+            plan.programs.iter().flat_map(|it| boundaries(plan, it)).map(|it| it.point).collect();
         let names: Vec<String> = npz.arrays().keys().filter(|it| *it != IDS).cloned().collect();
         let mut hidden = Self { ids, points: BTreeMap::new(), ignored: Vec::new() };
         for name in names {
@@ -171,8 +173,7 @@ impl Hidden {
                     continue;
                 }
             };
-            let is_in = |it: &Program| boundaries(plan, it).iter().any(|it| it.point == point);
-            if !plan.programs.iter().any(is_in) {
+            if !known.contains(&point) {
                 hidden.ignored.push(format!("array '{name}': the plan has no single value there"));
                 continue;
             }

@@ -136,13 +136,17 @@ mod unit {
         assert!(done.status.success() && done.seconds >= 0.1, "{}", done.seconds);
     }
 
-    /// The shell waits for what it started, which holds its pipes.
     #[test]
     fn all_that_a_process_started_ends_with_it() {
         let started = Instant::now();
-        let line = "sleep 1000 & trap '' TERM; sleep 1000; sleep 1000";
-        assert!(matches!(sh(line, Duration::from_millis(100), false), Err(Failed::Late)));
-        assert!(matches!(sh(line, GRACE * 1000, true), Err(Failed::Interrupted)));
+        let file = std::env::temp_dir().join(format!("waste-process-{}", std::process::id()));
+        let late = format!("(sleep 1; echo > {}) & sleep 1000", file.display());
+        assert!(matches!(sh(&late, Duration::from_millis(100), false), Err(Failed::Late)));
+        // One that does not want to end, nor those that it starts from then on.
+        let deaf = "trap '' TERM; sleep 1000; sleep 1000";
+        assert!(matches!(sh(deaf, GRACE * 1000, true), Err(Failed::Interrupted)));
         assert!(started.elapsed() < GRACE * 20, "{:?}", started.elapsed());
+        std::thread::sleep(Duration::from_millis(1500).saturating_sub(started.elapsed()));
+        assert!(!file.exists(), "what the shell started went on");
     }
 }

@@ -187,6 +187,7 @@ pub fn compile(
 ) -> Result<Compiled, CompileError> {
     let mut clock = Clock::default();
     let (module, sources) = import_with_adapters(files, options)?;
+    refuse_lookahead(files, options)?;
     clock.lap("import");
     let tokenizer = TokenizerSpec::from_model(files)?;
     clock.lap("tokenizer");
@@ -220,6 +221,19 @@ fn import_with_adapters(
     merge_adapters(&mut module, files.format(), &adapters)?;
     let sources = files.sources().iter().chain(adapters.iter().map(Adapter::source));
     Ok((module, sources.cloned().collect()))
+}
+
+/// Refuses guesses of experts that are not read from files of their own.
+fn refuse_lookahead(files: &ModelFiles, options: &CompileOptions) -> Result<(), CompileError> {
+    if options.lookahead == 0 || files.container().is_some() {
+        return Ok(());
+    }
+    Err(ModelError::Option {
+        option: "lookahead",
+        value: options.lookahead.to_string(),
+        reason: "nothing can be read ahead: only containers have experts in files of their own".into(),
+    }
+    .into())
 }
 
 /// Refuses adapters for graphs that are imported already.

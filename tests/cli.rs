@@ -152,6 +152,16 @@ fn failures_are_one_line_with_a_code() {
     waste(&["compile", model().to_str().unwrap(), "--disable-pass", "csee"]).fails(2, "the nearest is 'cse'");
     waste(&["compile", model().to_str().unwrap(), "--max-mem", "64K"]).fails(4, "65536 are allowed");
     let exec = |flags: &[&str]| exec(&scratch, &plan, flags);
+    let target = model().display().to_string();
+    for flags in [&["run", &target, "hi", "--lookahead", "2"][..], &["compile", &target, "--lookahead", "2"]]
+    {
+        waste(flags).fails(1, "lookahead 2: nothing can be read ahead");
+    }
+    waste(&["compile", &target, "--lookahead", "4000000000"]).fails(2, "4000000000 is not in 0..=1024");
+    waste(&["run", "Once upon a time"])
+        .fails(2, "MODEL stands before PROMPT, as in waste run kimi-tiny 'Once");
+    waste(&["eval", &target, "--kl", "b.npy"]).fails(2, "were not provided: --tokens <FILE>");
+    exec(&["--tokens", "1", "-n", "-5"]).fails(2, "'-5' for '--max-tokens <N>': -5 is not in 0..");
     exec(&["-n", "1"]).fails(2, "nothing to continue");
     exec(&["--tokens", "1 x"]).fails(2, "'x' is no token id");
     exec(&["--tokens", "272"]).fails(1, "prompt 1: id 272 is outside the vocabulary of 272");
@@ -356,6 +366,29 @@ fn help_is_reviewed() {
             insta::assert_snapshot!(format!("help-{verb}"), help);
         }
     });
+}
+
+/// Nothing is compiled or generated for a file that cannot be written.
+#[test]
+fn outputs_without_a_folder_are_refused_before_the_work() {
+    let scratch = Scratch::new("cli-nowhere");
+    let plan = compile(&scratch, &[]);
+    let (plan, model) = (plan.to_str().unwrap(), model().display().to_string());
+    let tokens = scratch.write("ids.txt", "1 2 3").display().to_string();
+    for args in [
+        &["compile", &model, "-o", "no/x"][..],
+        &["exec", plan, "--tokens", "1", "--session", "no/x"],
+        &["exec", plan, "--tokens", "1", "--trace", "no/x"],
+        &["run", &model, "--tokens", "1", "--session", "no/x"],
+        &["chat", plan, "--session", "no/x"],
+        &["eval", &model, "--tokens", &tokens, "--logits", "no/x"],
+        &["convert", &model, "-o", "no/x"],
+        &["bench", plan, "--compare", "true", "--observations", "no/x"],
+    ] {
+        let done = Waste::new(&scratch).args(args).run();
+        done.fails(1, "no/x: there is no folder 'no'");
+        assert_eq!(done.stdout, "", "{args:?}");
+    }
 }
 
 /// A plan is never written over a device or over the weights it comes from; sizes that a plan cannot have are refused.

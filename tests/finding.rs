@@ -1,6 +1,8 @@
 //! Tools that find faults of plans and differences of models: poisoned execution, bisection, divergence, comparison.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "support/finding_hidden.rs"]
+mod hidden;
 #[path = "support/program.rs"]
 mod program;
 #[path = "support/samples.rs"]
@@ -193,7 +195,7 @@ fn a_plan_with_merged_adapters_is_right() {
     let bisect = || base().arg("bisect").arg(&plan).arg("--against").arg(model(LLAMA));
     let found = bisect().args(["-o", "json", "--lora"]).arg(&adapter).run().ok().json();
     assert!(found["first_over"].is_null() && found["logits"].as_f64().unwrap() < 1e-5, "{found}");
-    bisect().run().fails(1, "the plan was compiled from files of");
+    bisect().run().fails(1, "adapter_model.safetensors'; an adapter is given with --lora");
 }
 
 /// A plan of LLAMA with `value` for the first number of a late matrix, and that matrix's name.
@@ -283,7 +285,7 @@ fn divergence_is_nothing_from_itself_and_little_from_rounded_caches() {
         .arg("--kl")
         .arg(&base)
         .run();
-    done.fails(1, "logits of 40 tokens, 3 are given");
+    done.fails(1, "base.npy: an array <f4 (40, 272), expected <f4 (3, 272)");
     let broken = scratch.write("broken.npy", &std::fs::read(&base).unwrap()[..300]);
     eval(&["--kl"]).arg(broken).run().fails(1, "broken.npy: ");
 }
@@ -332,7 +334,31 @@ fn another_program_is_compared_in_turn() {
     let wall = bench("sleep 0").args(["-o", "json"]).run().ok().json();
     assert_eq!((&wall[0]["test"], &wall[0]["verdict"]), (&"runs/s".into(), &"slower".into()), "{wall}");
     bench("exit 7").run().fails(1, "exit 7: ");
+    let late = bench("sleep 1000 | cat").args(["--compare-timeout", "1"]).run();
+    late.fails(1, "ended after 1 seconds: --compare-timeout allows more");
     bench(" ").run().fails(2, "--compare needs a command");
+}
+
+/// What was started is ended with the comparison.
+#[cfg(unix)]
+#[test]
+fn an_interrupted_comparison_leaves_nothing_behind() {
+    let scratch = Scratch::new("finding-compare-interrupt");
+    let (pid, args) = (scratch.path().join("pid"), ["-p", "1", "-n", "0", "-r", "1", "-t", "1", "--compare"]);
+    let bench = Waste::new(&scratch).arg("bench").arg(model(LLAMA)).args(args);
+    let child = bench.arg("echo $$ > new; mv new pid; sleep 1000; echo").spawn();
+    let started = std::time::Instant::now();
+    while !pid.exists() {
+        assert!(started.elapsed().as_secs() < 120, "it does not start");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let pid = std::fs::read_to_string(pid).unwrap().trim().to_owned();
+    let kill =
+        |args: &[&str]| std::process::Command::new("kill").args(args).output().unwrap().status.success();
+    assert!(kill(&["-0", &pid]) && kill(&["-INT", &child.id().to_string()]));
+    let done = child.wait_with_output().unwrap();
+    assert_eq!(done.status.code(), Some(130), "{}", String::from_utf8_lossy(&done.stderr));
+    assert!(!kill(&["-0", &pid]), "the shell still runs");
 }
 
 #[test]

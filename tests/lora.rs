@@ -184,21 +184,19 @@ fn what_cannot_be_merged_is_refused_by_name() {
     let scratch = Scratch::new("lora-refusals");
     let base = Fixture::open(CASES[0].0);
     let changed = Changed { scratch: &scratch, from: "llama-patterns" };
-    let keys: [(&str, serde_json::Value, &str); 14] = [
-        ("use_dora", true.into(), "key 'use_dora' at 0x0: true is not supported"),
-        ("bias", "all".into(), "key 'bias' at 0x0: 'all' is not supported"),
+    let keys: [(&str, serde_json::Value, &str); 16] = [
+        ("use_dora", true.into(), "key 'use_dora': true is not supported"),
+        ("bias", "all".into(), "key 'bias': 'all' is not supported"),
         ("peft_type", "LOHA".into(), "'LOHA' is not supported (LORA is)"),
-        ("modules_to_save", vec!["lm_head"].into(), "key 'modules_to_save' at 0x0: is not understood"),
+        ("modules_to_save", vec!["lm_head"].into(), "key 'modules_to_save': is not understood"),
         ("layer_replication", vec![vec![0, 1]].into(), "key 'layer_replication.0'"),
         ("init_lora_weights", "pissa".into(), "'pissa' changes the base too"),
         ("r", 5.into(), "lora_A.weight' at"),
         ("r", serde_json::Value::Null, "key 'r' is missing"),
-        ("r", 0.into(), "key 'r' at 0x0: a rank of 0"),
-        (
-            "use_bdlora",
-            serde_json::json!({"nblocks": 2}),
-            "key 'use_bdlora.nblocks' at 0x0: is not understood",
-        ),
+        ("r", 0.into(), "key 'r': a rank of 0"),
+        ("lora_alpha", 0.into(), "key 'lora_alpha': an alpha of 0 adds nothing"),
+        ("alpha_pattern", serde_json::json!({"q_proj": 0}), "an alpha of 0 adds nothing"),
+        ("use_bdlora", serde_json::json!({"nblocks": 2}), "key 'use_bdlora.nblocks': is not understood"),
         ("target_modules", vec!["q_proj", "v_proj"].into(), "'target_modules' does not name"),
         ("target_modules", vec!["q_proj", "v_proj", "down_proj", "c_attn"].into(), "'c_attn' has no tensors"),
         ("rank_pattern", serde_json::json!({".*q_proj": 4}), "is a regular expression"),

@@ -94,6 +94,44 @@ fn a_profile_accounts_for_every_step_and_byte() {
 }
 
 #[test]
+fn a_profile_of_ops_has_every_step_and_the_sums_of_its_classes() {
+    let (model, scratch) = (model(), Scratch::new("measure-ops"));
+    let plan = scratch.path().join("m.wplan").display().to_string();
+    stdout(&["compile", &model, "-o", &plan, "--ctx", "64"]);
+    let shown = stdout(&["dump", &plan, "--stage", "plan"]);
+    let program = shown.split("\nprogram ").find(|it| it.starts_with("\"prefill\"")).unwrap();
+    let steps = program.lines().filter(|it| it.trim_start().starts_with('#')).count();
+    let args = ["bench", &plan, "-p", "32", "-n", "0", "-r", "1", "-t", "1", "--profile=ops"];
+    let profile = &json(&[&args[..], &["-o", "json"]].concat())[0]["profile"][0];
+    let (ops, classes) = (profile["ops"].as_array().unwrap(), profile["classes"].as_array().unwrap());
+    let numbers: Vec<u64> = ops.iter().map(|it| it["step"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, (0..steps as u64).collect::<Vec<_>>());
+    for class in classes {
+        let its: Vec<&Value> = ops.iter().filter(|it| it["op"] == class["op"]).collect();
+        assert_eq!(its.len() as u64, class["steps"].as_u64().unwrap(), "{class}");
+        for name in ["weight_bytes", "state_bytes", "other_bytes", "flops", "ns"] {
+            let sum: u64 = its.iter().map(|it| it[name].as_u64().unwrap()).sum();
+            assert_eq!(sum, class[name].as_u64().unwrap(), "{name}: {class}");
+        }
+        let least: f64 = its.iter().map(|it| it["least_ns"].as_f64().unwrap()).sum();
+        assert!((least - class["least_ns"].as_f64().unwrap()).abs() <= 1e-9 * least, "{class}");
+    }
+    let head = ops.iter().find(|it| it["tensor"] == "lm_head.weight").unwrap();
+    assert_eq!((&head["shape"], &head["op"]), (&"R×64 → R×272".into(), &"linear f32x16".into()));
+    // 272 rows of 64 weights, four bytes each, for one row of logits.
+    assert_eq!((&head["weight_bytes"], &head["flops"]), (&69_632.into(), &34_816.into()));
+
+    let text = stdout(&args);
+    let table = text.split("\n\n").last().unwrap();
+    assert!(
+        table.contains("% of possible") && table.contains("layers.0.self_attn.q_proj.weight +2"),
+        "{table}"
+    );
+    assert_eq!(table.trim_end().lines().count(), 2 + steps + 1, "{table}");
+    assert!(stdout(&args[..args.len() - 1]).lines().count() < 4, "no profile unless asked for");
+}
+
+#[test]
 fn what_does_not_fit_is_a_usage_error() {
     let scratch = Scratch::new("measure-usage");
     let plan = scratch.path().join("m.wplan").display().to_string();

@@ -42,7 +42,7 @@ pub(crate) struct SizeArgs {
     #[arg(long, value_name = "TABLES", default_value = "fixed24", value_parser = parse_tables)]
     pub(crate) tables: Tables,
     /// Let each layer guess N experts of the next one and read them ahead; costs a router more a layer, changes no result
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=MOST_LOOKAHEAD))]
     pub(crate) lookahead: u32,
     /// Not these optional passes
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
@@ -147,19 +147,19 @@ impl Default for StreamArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SamplingArgs {
     /// Temperature; 0 takes the likeliest token
-    #[arg(long, value_name = "T", default_value = "0", allow_negative_numbers = true, value_parser = parse_temp)]
+    #[arg(long, value_name = "T", default_value = "0", value_parser = parse_temp)]
     pub(crate) temp: f64,
     /// Keep the K likeliest; 0 keeps all
-    #[arg(long, value_name = "K", default_value_t = 0)]
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = whole::<usize>)]
     pub(crate) top_k: usize,
     /// Keep the fewest that reach this probability together
-    #[arg(long, value_name = "P", default_value = "1", allow_negative_numbers = true, value_parser = parse_top_p)]
+    #[arg(long, value_name = "P", default_value = "1", value_parser = parse_top_p)]
     pub(crate) top_p: f64,
     /// Keep those of at least this times the largest probability
-    #[arg(long, value_name = "P", default_value = "0", allow_negative_numbers = true, value_parser = parse_min_p)]
+    #[arg(long, value_name = "P", default_value = "0", value_parser = parse_min_p)]
     pub(crate) min_p: f64,
     /// Seed of the generator [default: 0 at temperature 0, else from the clock]
-    #[arg(short = 's', long, value_name = "SEED")]
+    #[arg(short = 's', long, value_name = "SEED", value_parser = whole::<u64>)]
     pub(crate) seed: Option<u64>,
     /// Never choose a token that ends the text
     #[arg(long)]
@@ -190,6 +190,17 @@ pub(crate) enum Form {
     Text,
     /// For programs.
     Json,
+}
+
+/// Refuses a file to be written, before any work, if there is no folder for it.
+pub(crate) fn check_output(path: &std::path::Path) -> Result<(), super::error::CliError> {
+    match path.parent().filter(|it| !it.as_os_str().is_empty() && !it.is_dir()) {
+        None => Ok(()),
+        Some(folder) => {
+            let (path, folder) = (path.display(), folder.display());
+            Err(super::error::CliError::Input(format!("{path}: there is no folder '{folder}'")))
+        }
+    }
 }
 
 /// A file to read, or `-` for stdin.
@@ -303,6 +314,14 @@ impl FromStr for Backend {
             _ => Err(expected()),
         }
     }
+}
+
+/// More experts than a layer of any model has.
+const MOST_LOOKAHEAD: i64 = 1024;
+
+/// A number without a sign.
+pub(crate) fn whole<T: FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| "expected a whole number from 0".to_owned())
 }
 
 fn positive() -> clap::builder::RangedI64ValueParser<u32> {

@@ -6,6 +6,7 @@
 //! Deliberately absent: several sequences at once.
 
 mod compare;
+mod process;
 mod profile;
 mod record;
 mod test;
@@ -25,7 +26,7 @@ use super::args::{Backend, Cpus, LimitArgs, MachineArgs, ShapeArgs, StreamArgs, 
 use super::cx::Cx;
 use super::error::CliError;
 use super::open::{self, Setup};
-use profile::Profiled;
+use profile::{Detail, Profiled};
 use record::{Record, TableForm};
 pub(super) use test::random_ids;
 use test::{Test, tests};
@@ -68,9 +69,10 @@ pub(crate) struct BenchArgs {
     shape: ShapeArgs,
     #[command(flatten)]
     limits: LimitArgs,
-    /// Also print where the time goes, by class of op: predicted bytes and operations, measured time, and the least time possible
-    #[arg(long)]
-    profile: bool,
+    /// Also print where the time goes, by class of op: predicted bytes and operations, measured time, and the least time possible;
+    /// --profile=ops prints the same of each op
+    #[arg(long, value_name = "DETAIL", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "classes")]
+    profile: Option<Detail>,
     /// Run another program in turn with this one, each in fresh processes, and print ratios: a shell command that prints what
     /// llama-bench -o json prints; of any other the wall time counts
     #[arg(long, value_name = "CMD", conflicts_with = "profile")]
@@ -78,6 +80,9 @@ pub(crate) struct BenchArgs {
     /// Rounds of --compare: this, the other, the other, this
     #[arg(long, value_name = "N", default_value_t = 5, requires = "compare", value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
+    /// Most seconds of one process of --compare: it is ended then, and the comparison with it
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600, requires = "compare", value_parser = clap::value_parser!(u32).range(1..))]
+    compare_timeout: u32,
     /// Write every observation of --compare to FILE, as JSON
     #[arg(long, value_name = "FILE", requires = "compare")]
     observations: Option<PathBuf>,
@@ -179,9 +184,12 @@ fn bench(
         sum
     });
     let at = &setup.options;
-    let peak_flops = args.profile.then(|| peak_flops(at.cpu, at.threads, &at.cpus, PROBE_TIME));
+    let peak_flops = args.profile.map(|_| peak_flops(at.cpu, at.threads, &at.cpus, PROBE_TIME));
     let measured = Measured { test, nanos, cost, peak, roof, peak_flops };
-    let profile = if args.profile { profile::measure(loaded, &setup, test, chunk)? } else { Vec::new() };
+    let profile = match args.profile {
+        Some(detail) => profile::measure(loaded, &setup, test, chunk, detail)?,
+        None => Vec::new(),
+    };
     Ok(Record::new(loaded.plan(), &args.target.target, &setup, chunk, measured, profile))
 }
 

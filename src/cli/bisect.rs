@@ -1,4 +1,7 @@
-//! `waste bisect`: the first op of a plan that computes something else than its graph says.
+//! `waste bisect`: the first op of a plan that computes something else than its graph says, or the first layers that compute something
+//! else than a reference's hidden states say.
+
+mod hidden;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -27,14 +30,24 @@ use super::open;
 /// Arguments of `waste bisect`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-The reference is the plan's own final graphs, evaluated in 64 bits on the weights of MODEL. Each op runs on the reference's inputs,
-so that its error is its own; a second run on the plan's own values shows what becomes of all errors together.")]
+Against MODEL the reference is the plan's own final graphs, evaluated in 64 bits on the weights of MODEL. Each op runs on the \
+reference's inputs, so that its error is its own; a second run on the plan's own values shows what becomes of all errors together.
+
+Against FILE.npz the reference is another program, which wrote (numpy.savez) arrays of these names:
+  ids          the T token ids, from position 0
+  hidden.0     floats T x h: what the first layer reads
+  hidden.K     floats T x h: what layer K-1 hands on, for K from 1 to the number of layers L
+  hidden.(L+1) floats T x h: the final norm; transformers gives it as the last of its hidden states, in place of hidden.L
+  logits       floats T x vocabulary
+Any of the states and the logits may be missing. The steps between two stated ones run on the reference's state; caches and \
+recurrent states are the plan's own, made of the reference's states. An error is the largest of any token's row; of hidden.(L+1) and \
+logits the last row of each call is compared. Other arrays are named and not compared.")]
 pub(crate) struct BisectArgs {
     /// The plan
     #[arg(value_name = "PLAN")]
     plan: PathBuf,
-    /// The model that the plan was compiled from
-    #[arg(long, value_name = "MODEL")]
+    /// The model that the plan was compiled from, or a reference's hidden states
+    #[arg(long, value_name = "MODEL|FILE.npz")]
     against: PathBuf,
     /// An adapter that was merged into it; repeatable, in the order of compiling
     #[arg(long, value_name = "DIR")]
@@ -64,12 +77,16 @@ fn parse_tolerance(text: &str) -> Result<f64, String> {
 
 pub(crate) fn run(args: &BisectArgs, cx: &Cx) -> Result<(), CliError> {
     let loaded = open::open_plan(&args.plan)?;
-    let module = open::graphs(&loaded)?;
-    let errors = errors(args, &loaded, &module, cx)?;
     let plan = loaded.plan();
     let steps = plan.programs.iter().flat_map(|it| &it.steps);
     let usual = tolerance(plan.options.math, plan.options.kv == DType::F16, steps);
-    let report = Report { plan, errors: &errors, tolerance: args.tolerance.unwrap_or(usual) };
+    let tolerance = args.tolerance.unwrap_or(usual);
+    if args.against.extension().is_some_and(|it| it == "npz") {
+        return hidden::run(args, &loaded, tolerance, cx);
+    }
+    let module = open::graphs(&loaded)?;
+    let errors = errors(args, &loaded, &module, cx)?;
+    let report = Report { plan, errors: &errors, tolerance };
     match args.form {
         Form::Text => cx.print(&report.text())?,
         Form::Json => cx.print(&report.json())?,
@@ -91,15 +108,8 @@ pub(crate) fn run(args: &BisectArgs, cx: &Cx) -> Result<(), CliError> {
 fn errors(args: &BisectArgs, loaded: &LoadedPlan, module: &Module, cx: &Cx) -> Result<Errors, CliError> {
     let ids = ids(args, loaded.plan())?;
     let calls = calls(loaded.plan(), &ids, args.limits.chunk)?;
-    let mut setup = open::setup(loaded, &args.machine, &args.limits, cx)?;
-    // All experts fit, and without readers a window waits for all it wants: each loop over experts is one turn, seen whole.
-    setup.options.experts.slots = CacheSizes::of(loaded.plan()).map(|it| it.all);
-    setup.options.experts.readers = 0;
-    let mut own = Session::open(loaded, &setup.options)?;
-    cx.interrupt.cancels(own.cancel_flag())?;
-    let session = Session::open(loaded, &setup.options)?;
-    cx.interrupt.cancels(session.cancel_flag())?;
-    let mut together = Some(session);
+    let (mut own, together) = sessions(args, loaded, cx)?;
+    let mut together = Some(together);
     let mut errors = Errors::default();
     for_each_call(module, args, loaded.plan(), &calls, cx, |call, values| {
         let graph = module.graph(&call.program).ok_or_else(|| no_graph(&call.program))?;
@@ -116,6 +126,20 @@ fn errors(args: &BisectArgs, loaded: &LoadedPlan, module: &Module, cx: &Cx) -> R
         Ok(())
     })?;
     Ok(errors)
+}
+
+/// A session that runs on the reference's values, and one that runs on its own.
+fn sessions(args: &BisectArgs, loaded: &LoadedPlan, cx: &Cx) -> Result<(Session, Session), CliError> {
+    let mut setup = open::setup(loaded, &args.machine, &args.limits, cx)?;
+    // All experts fit, and without readers a window waits for all it wants: each loop over experts is one turn, seen whole.
+    setup.options.experts.slots = CacheSizes::of(loaded.plan()).map(|it| it.all);
+    setup.options.experts.readers = 0;
+    let open = || {
+        let session = Session::open(loaded, &setup.options)?;
+        cx.interrupt.cancels(session.cancel_flag())?;
+        Ok::<_, CliError>(session)
+    };
+    Ok((open()?, open()?))
 }
 
 fn no_graph(name: &str) -> CliError {
@@ -206,6 +230,13 @@ fn check_sources(found: &[SourceDecl], plan: &Plan, model: &Path) -> Result<(), 
     let name = model.display();
     let mut pairs = found.iter().zip(&plan.sources);
     let other = pairs.find(|(found, expected)| found.header_sha256 != expected.header_sha256);
+    let missing = plan.sources.get(found.len()..).unwrap_or_default();
+    if let (None, Some(source)) = (&other, missing.first()) {
+        let (count, path) = (missing.len(), &source.path);
+        return Err(CliError::Input(format!(
+            "{name}: the plan was compiled from {count} more: '{path}'; an adapter is given with --lora"
+        )));
+    }
     let found: Vec<u64> = found.iter().map(|it| it.bytes).collect();
     let expected: Vec<u64> = plan.sources.iter().map(|it| it.bytes).collect();
     if found == expected {

@@ -4,6 +4,7 @@ mod input;
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -13,7 +14,7 @@ use waste::generate::{Continuation, Generation, Pace, StopReason};
 use waste::text::{ChatTemplate, TextError, TokenizerSpec, Zoned};
 use waste_runtime::LoadedPlan;
 
-use super::args::{Form, LimitArgs, MachineArgs, SamplingArgs, ShapeArgs, TargetArg};
+use super::args::{Form, LimitArgs, MachineArgs, SamplingArgs, ShapeArgs, TargetArg, check_output};
 use super::cx::Cx;
 use super::error::CliError;
 use super::exec::{rules, stop_note};
@@ -64,6 +65,7 @@ const HELP: &str = "/reset forgets the conversation, /save FILE keeps it, /load 
 
 pub(crate) fn run(args: &ChatArgs, cx: &Cx) -> Result<(), CliError> {
     let start = Instant::now();
+    args.session.iter().try_for_each(|it| check_output(it))?;
     let loaded = load(args, cx)?;
     let (spec, template) = template(&loaded, args)?;
     let (session, setup) = open::session(&loaded, &args.machine, &args.limits, cx)?;
@@ -79,7 +81,8 @@ pub(crate) fn run(args: &ChatArgs, cx: &Cx) -> Result<(), CliError> {
     let sampling = args.sampling.options();
     let chat = Chat::new(session, tokenizer, template, args.system.clone(), Zoned::now(), sampling.seed);
     let options = TurnOptions { budget: args.n, sampling, rules, stops: args.sampling.stop.clone() };
-    let mut talk = Talk { chat, options, args, cx, setup, total: nothing(), load_time: start.elapsed() };
+    let load_time = start.elapsed();
+    let mut talk = Talk { chat, options, args, cx, setup, total: nothing(), load_time, refused: 0 };
     if let Some(path) = args.session.as_deref().filter(|it| it.exists()) {
         talk.load(path)?;
     }
@@ -91,12 +94,21 @@ pub(crate) fn run(args: &ChatArgs, cx: &Cx) -> Result<(), CliError> {
             loaded.plan().options.ctx
         ));
     }
-    loop {
-        talk.prompt(&lines);
-        match lines.next(&interrupt)? {
-            None | Some(Input::Quit) => return talk.end(),
-            Some(input) => talk.act(input)?,
+    let held = talk.hold(&lines, &interrupt);
+    // However it ended, what was said is kept.
+    let kept = talk.keep();
+    if let (Err(_), Err(err)) = (&held, &kept) {
+        cx.note(&format!("waste: {err}"));
+    }
+    held.and(kept)?;
+    talk.stats().iter().for_each(|it| talk.note(it));
+    match talk.refused {
+        0 => Ok(()),
+        // Nobody sat there to see it.
+        n if !lines.is_terminal => {
+            Err(CliError::Input(format!("stdin: refused {n} of its turns and commands, see above")))
         }
+        _ => Ok(()),
     }
 }
 
@@ -137,9 +149,27 @@ struct Talk<'a> {
     /// All turns together.
     total: Generation,
     load_time: Duration,
+    /// Turns and commands that could not be carried out.
+    refused: u32,
 }
 
 impl Talk<'_> {
+    /// Takes turns until the other side ends.
+    fn hold(&mut self, lines: &Lines, interrupt: &AtomicBool) -> Result<(), CliError> {
+        loop {
+            self.prompt(lines);
+            match lines.next(interrupt)? {
+                None | Some(Input::Quit) => return Ok(()),
+                Some(input) => self.act(input)?,
+            }
+        }
+    }
+
+    /// Saves the conversation where --session says.
+    fn keep(&self) -> Result<(), CliError> {
+        self.args.session.iter().try_for_each(|it| Ok(self.chat.save(it)?))
+    }
+
     fn act(&mut self, input: Input) -> Result<(), CliError> {
         match input {
             Input::Turn(text) => self.turn(&text)?,
@@ -153,11 +183,11 @@ impl Talk<'_> {
             },
             Input::Load(path) => match self.load(&path) {
                 Ok(()) => {}
-                Err(err) => self.cx.note(&format!("waste: {err}")),
+                Err(err) => self.refuse(&err),
             },
             Input::Stats => self.stats().iter().for_each(|it| self.cx.note(it)),
             Input::Help => self.cx.note(HELP),
-            Input::Unknown(why) => self.cx.note(&format!("waste: {why}")),
+            Input::Unknown(why) => self.refuse(&why),
             Input::Quit => {}
         }
         Ok(())
@@ -266,14 +296,6 @@ impl Talk<'_> {
         Ok(())
     }
 
-    fn end(&self) -> Result<(), CliError> {
-        if let Some(path) = &self.args.session {
-            self.chat.save(path)?;
-        }
-        self.stats().iter().for_each(|it| self.note(it));
-        Ok(())
-    }
-
     fn prompt(&self, lines: &Lines) {
         if lines.is_terminal && !self.args.quiet {
             self.cx.ask("> ");
@@ -286,12 +308,17 @@ impl Talk<'_> {
         }
     }
 
-    fn complain(&self, err: &ChatError) {
+    fn complain(&mut self, err: &ChatError) {
         let hint = if matches!(err, ChatError::Full { .. }) {
             ": /reset, or compile with a larger --ctx"
         } else {
             ""
         };
-        self.cx.note(&format!("waste: {err}{hint}"));
+        self.refuse(&format!("{err}{hint}"));
+    }
+
+    fn refuse(&mut self, why: &dyn std::fmt::Display) {
+        self.refused += 1;
+        self.cx.note(&format!("waste: {why}"));
     }
 }

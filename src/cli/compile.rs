@@ -12,7 +12,7 @@ use waste_passes::pipeline::find;
 use waste_passes::{Event, PassError, PipelineOptions, pipeline};
 use waste_plan::schema::Plan;
 
-use super::args::{LimitArgs, ShapeArgs, read_text};
+use super::args::{LimitArgs, ShapeArgs, check_output, read_text};
 use super::cx::Cx;
 use super::error::CliError;
 use super::open;
@@ -57,6 +57,7 @@ pub(crate) struct CompileArgs {
 pub(crate) fn run(args: &CompileArgs, cx: &Cx) -> Result<(), CliError> {
     let options = args.shape.options(&args.limits, 1);
     check_pass_names(args, &options)?;
+    args.output.iter().try_for_each(|it| check_output(it))?;
     let mut observer = |event: &Event<'_>| {
         if is_shown(args, event) {
             let changed = if event.changed.is_yes() { "" } else { " (no change)" };

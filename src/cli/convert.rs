@@ -9,6 +9,7 @@ use waste::formats::container::{TrunkFormat, VqCode};
 use waste::report::units::{bytes, float};
 use waste_runtime::sys::Machine;
 
+use super::args::{check_output, whole};
 use super::cx::Cx;
 use super::error::CliError;
 use super::open;
@@ -40,7 +41,7 @@ pub(crate) struct ConvertArgs {
     #[arg(short = 'j', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     jobs: Option<u32>,
     /// Seed of the sample and of the first centroids
-    #[arg(short = 's', long, value_name = "SEED", default_value_t = 0)]
+    #[arg(short = 's', long, value_name = "SEED", default_value_t = 0, value_parser = whole::<u64>)]
     seed: u64,
     /// Print errors only
     #[arg(short = 'q', long)]
@@ -48,6 +49,7 @@ pub(crate) struct ConvertArgs {
 }
 
 pub(crate) fn run(args: &ConvertArgs, cx: &Cx) -> Result<(), CliError> {
+    check_output(&args.output)?;
     let files = open::open_model(&args.source, cx)?;
     let options = ConvertOptions {
         experts: args.experts,

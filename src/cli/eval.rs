@@ -14,7 +14,7 @@ use waste_plan::file::write_whole;
 use waste_plan::schema::Plan;
 use waste_runtime::{LoadedPlan, RuntimeError, Session, Token};
 
-use super::args::{Form, LimitArgs, MachineArgs, ShapeArgs, TargetArg, parse_ids, read_text};
+use super::args::{Form, LimitArgs, MachineArgs, ShapeArgs, TargetArg, check_output, parse_ids, read_text};
 use super::cx::Cx;
 use super::error::CliError;
 use super::open;
@@ -40,7 +40,7 @@ pub(crate) struct EvalArgs {
         short = 'f',
         long,
         value_name = "FILE",
-        required_unless_present = "tokens",
+        required_unless_present_any = ["tokens", "logits", "kl"],
         conflicts_with = "tokens"
     )]
     file: Option<PathBuf>,
@@ -71,6 +71,7 @@ pub(crate) struct EvalArgs {
 }
 
 pub(crate) fn run(args: &EvalArgs, cx: &Cx) -> Result<(), CliError> {
+    args.logits.iter().try_for_each(|it| check_output(it))?;
     match (&args.tokens, &args.logits, &args.kl, &args.file) {
         (Some(tokens), Some(logits), _, _) => write_logits(args, tokens, logits, cx),
         (Some(tokens), None, Some(base), _) => divergence(args, tokens, base, cx),
@@ -119,11 +120,8 @@ fn divergence(args: &EvalArgs, tokens: &Path, base: &Path, cx: &Cx) -> Result<()
     let loaded = load(args, Some(positions), cx)?;
     let io = |err: std::io::Error| CliError::io(base, &err);
     let file = File::open(base).map_err(io)?;
-    let mut rows = NpyReader::new(BufReader::new(file), loaded.plan().model.vocab as usize).map_err(io)?;
-    if rows.rows() != u64::from(positions) {
-        let (name, found) = (base.display(), rows.rows());
-        return Err(CliError::Input(format!("{name}: logits of {found} tokens, {positions} are given")));
-    }
+    let vocab = loaded.plan().model.vocab as usize;
+    let mut rows = NpyReader::new(BufReader::new(file), u64::from(positions), vocab).map_err(io)?;
     let (mut session, setup) = open::session(&loaded, &args.machine, &args.limits, cx)?;
     let progress = cx.progress("comparing", args.quiet);
     let mut divergence = Divergence::default();

@@ -14,7 +14,7 @@ use waste::text::Tokenizer;
 use waste_plan::schema::Plan;
 use waste_runtime::{LoadedPlan, Session, Trace, needed_bytes_with};
 
-use super::args::{Form, LimitArgs, MachineArgs, SamplingArgs};
+use super::args::{Form, LimitArgs, MachineArgs, SamplingArgs, check_output};
 use super::cx::Cx;
 use super::error::CliError;
 use super::learn::LearnArgs;
@@ -65,8 +65,25 @@ pub(crate) struct GenerateArgs {
     pub(crate) quiet: bool,
 }
 
+impl GenerateArgs {
+    /// Refuses files that could not be written in the end.
+    ///
+    /// # Errors
+    /// If there is no folder for one.
+    pub(crate) fn check_outputs(&self) -> Result<(), CliError> {
+        let learned = self.learn.output();
+        self.session
+            .as_deref()
+            .into_iter()
+            .chain(self.trace.as_deref())
+            .chain(learned)
+            .try_for_each(check_output)
+    }
+}
+
 pub(crate) fn run(args: &ExecArgs, cx: &Cx) -> Result<(), CliError> {
     let start = Instant::now();
+    args.generate.check_outputs()?;
     let given = args.generate.prompts.given()?;
     let loaded = open::open_plan(&args.plan)?;
     execute(&loaded, &given, &args.generate, &args.limits, start, cx)

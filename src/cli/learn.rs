@@ -37,6 +37,11 @@ pub(crate) struct Learning {
 }
 
 impl LearnArgs {
+    /// The list, if it was named and will be written.
+    pub(crate) fn output(&self) -> Option<&Path> {
+        self.hot.as_deref().filter(|_| self.learn)
+    }
+
     /// Reads what the list names into the cache of `session`; `None` if none is asked for.
     ///
     /// # Errors

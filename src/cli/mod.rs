@@ -39,7 +39,7 @@ mod verify;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use cx::Cx;
 use error::CliError;
@@ -85,7 +85,7 @@ enum Verb {
     Tokenize(tokenize::TokenizeArgs),
     /// Measure tokens a second, beside what this machine's memory allows
     Bench(bench::BenchArgs),
-    /// Find the first op of a plan that computes something else than its graph says
+    /// Find the first op of a plan that computes something else than its graph, or a reference, says
     Bisect(bisect::BisectArgs),
     /// Print how probable a model finds a text, or write the logits of tokens
     Eval(eval::EvalArgs),
@@ -132,9 +132,19 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
+/// The parser of the command line. No flag is a number, so `-5` after a flag is its value, which it may refuse for what it is.
+fn command() -> clap::Command {
+    let takes_numbers = |it: clap::Arg| {
+        let is_flag_with_value = !it.is_positional() && it.get_action().takes_values();
+        if is_flag_with_value { it.allow_negative_numbers(true) } else { it }
+    };
+    Cli::command().mut_subcommands(|verb| verb.mut_args(takes_numbers))
+}
+
 /// The command line; `None` if it asked for help or the version, which is printed.
 fn parse(cx: &Cx) -> Result<Option<Cli>, CliError> {
-    let err = match Cli::try_parse() {
+    let parsed = command().try_get_matches().and_then(|it| Cli::from_arg_matches(&it));
+    let err = match parsed {
         Ok(cli) => return Ok(Some(cli)),
         Err(err) => err,
     };
@@ -179,13 +189,25 @@ fn start_log(cli: &Cli, cx: &Cx) -> Result<(), CliError> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
     fn the_arguments_are_consistent() {
-        Cli::command().debug_assert();
+        command().debug_assert();
+    }
+
+    #[test]
+    fn a_negative_number_is_refused_for_what_it_is() {
+        let line = |words: &[&str]| one_line(&command().try_get_matches_from(words).unwrap_err());
+        for (flag, part) in [
+            ("-n", "invalid value '-5' for '--max-tokens <N>': -5 is not in 0.."),
+            ("--top-k", "invalid value '-5' for '--top-k <K>': expected a whole number from 0"),
+            ("--threads", "invalid value '-5' for '--threads <N>': -5 is not in 1.."),
+            ("--seed", "invalid value '-5' for '--seed <SEED>': expected a whole number from 0"),
+        ] {
+            let found = line(&["waste", "exec", "m.wplan", flag, "-5"]);
+            assert!(found.starts_with(part), "{found}");
+        }
     }
 
     #[test]

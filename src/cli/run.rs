@@ -7,7 +7,7 @@ use clap::Args;
 use waste::cache::{Key, PlanCache};
 use waste::compile::{CompileOptions, Compiled, compile};
 use waste::embedded;
-use waste::formats::ModelFiles;
+use waste::formats::{ModelFiles, shown};
 use waste_runtime::LoadedPlan;
 
 use super::args::{LimitArgs, ShapeArgs};
@@ -52,6 +52,8 @@ pub(crate) fn run(args: &RunArgs, cx: &Cx) -> Result<(), CliError> {
         let name = args.model.display();
         return Err(CliError::Input(format!("{name}: a plan is compiled already: use 'waste exec'")));
     }
+    args.generate.check_outputs()?;
+    check_order(args)?;
     let mut prompts = args.generate.prompts.clone();
     prompts.prompt.splice(0..0, args.prompt.clone());
     if prompts.is_empty() && args.model == Path::new(embedded::NAME) {
@@ -74,6 +76,18 @@ pub(crate) fn run(args: &RunArgs, cx: &Cx) -> Result<(), CliError> {
         }
         (outcome, _) => outcome,
     }
+}
+
+/// Refuses a text where the model should stand.
+fn check_order(args: &RunArgs) -> Result<(), CliError> {
+    let name = args.model.to_string_lossy();
+    if args.prompt.is_some() || args.model.exists() || !name.contains(char::is_whitespace) {
+        return Ok(());
+    }
+    let (text, own) = (shown(&name), embedded::NAME);
+    Err(CliError::Usage(format!(
+        "'{text}' is no model: MODEL stands before PROMPT, as in waste run {own} '{text}'"
+    )))
 }
 
 /// A plan and its file in the cache; `None` where it was compiled in memory.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
+use waste::embedded;
 use waste::text::{ChatInput, ChatTemplate, Tokenizer, TokenizerSpec, Zoned};
 
 use super::args::{Form, TargetArg, read_input, read_text};
@@ -101,12 +102,23 @@ pub(super) fn chat_template(
     let file = flag.unwrap_or(target).to_string_lossy();
     let template = match flag {
         Some(path) => ChatTemplate::for_tokenizer(&file, read_text(path)?, spec)?,
-        None => spec.chat_template().cloned().ok_or_else(|| {
-            CliError::Input(format!("{file}: has no chat template: give one with --template"))
-        })?,
+        None => spec.chat_template().cloned().ok_or_else(|| no_template(&file))?,
     };
     template.check(&file)?;
     Ok(template)
+}
+
+/// Which models can chat, where this one cannot.
+fn no_template(file: &str) -> CliError {
+    let own = if file == embedded::NAME {
+        ", the model that ships in the program, only continues texts: it"
+    } else {
+        ":"
+    };
+    CliError::Input(format!(
+        "{file}{own} has no chat template: name a model that was trained for conversations (an Instruct or Chat one: its folder or \
+         .gguf), or give a template with --template"
+    ))
 }
 
 /// The tokenizer of a plan or model, as data.

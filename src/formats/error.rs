@@ -39,7 +39,7 @@ pub enum FormatError {
         end: u64,
     },
     /// The file contradicts itself or its format.
-    #[error("{file}: {item} at {offset:#x}: {reason}")]
+    #[error("{file}: {item}{}: {reason}", at(item, *offset))]
     Malformed {
         /// The file.
         file: String,
@@ -51,7 +51,7 @@ pub enum FormatError {
         reason: String,
     },
     /// A correct file that uses something this program does not know.
-    #[error("{file}: {item} at {offset:#x}: {what} is not supported ({supported})")]
+    #[error("{file}: {item}{}: {what} is not supported ({supported})", at(item, *offset))]
     Unsupported {
         /// The file.
         file: String,
@@ -95,6 +95,14 @@ impl FormatError {
     #[must_use]
     pub fn not_a_model(path: &Path, reason: impl Into<String>) -> Self {
         Self::NotAModel { file: shown(&path.to_string_lossy()), reason: reason.into() }
+    }
+}
+
+/// ` at 0x1a40`; nothing for a key of a JSON file, whose place is not kept: no file of another kind begins with a key.
+fn at(item: &Item, offset: u64) -> String {
+    match item {
+        Item::Key(_) if offset == 0 => String::new(),
+        _ => format!(" at {offset:#x}"),
     }
 }
 

@@ -229,6 +229,9 @@ impl<'a> Scales<'a> {
         if scales.rank == 0 || scales.ranks.iter().any(|it| it.1 == 0) {
             return Err(meta.refuse("r", "a rank of 0 adds nothing"));
         }
+        if scales.alpha == 0.0 || scales.alphas.iter().any(|it| it.1 == 0.0) {
+            return Err(meta.refuse("lora_alpha", "an alpha of 0 adds nothing"));
+        }
         let unknown = meta.unused().find(|it| !is_harmless(meta, it)).map(str::to_owned);
         match unknown {
             Some(key) => Err(meta.refuse(&key, "is not understood")),

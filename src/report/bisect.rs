@@ -116,7 +116,7 @@ fn error(found: &Values, expected: &Tensor) -> Option<f64> {
 }
 
 /// ‖found − expected‖ ÷ ‖expected‖; the norm of `found` where nothing is expected.
-fn relative(found: &[f32], expected: &[f64]) -> f64 {
+pub(super) fn relative(found: &[f32], expected: &[f64]) -> f64 {
     let apart: f64 = found.iter().zip(expected).map(|(a, b)| (f64::from(*a) - b).powi(2)).sum();
     let size: f64 = expected.iter().map(|it| it * it).sum();
     if size == 0.0 { apart.sqrt() } else { (apart / size).sqrt() }

@@ -4,7 +4,8 @@
 
 use waste_plan::schema::{Place, Plan, Program, Step};
 
-use super::cost::{CallShape, Cost, step_cost};
+use super::cost::{CallShape, Cost};
+use super::ops::Op;
 use super::table::{Align, Table};
 use super::units::float;
 
@@ -24,9 +25,9 @@ pub struct Measured<'a> {
 pub struct Class {
     /// Kernel family and layout.
     pub name: String,
-    /// Steps of the program.
-    pub steps: u64,
-    /// Predicted.
+    /// Predicted of each of its steps.
+    pub each: Vec<Cost>,
+    /// Predicted of all of them.
     pub cost: Cost,
     /// Measured.
     pub nanos: u64,
@@ -44,20 +45,19 @@ pub fn class_name(plan: &Plan, step: &Step) -> String {
     found.map_or_else(|| step.kind.name().to_owned(), |it| format!("{} {it}", step.kind.name()))
 }
 
-/// The classes of what was measured, the one with the most time first.
+/// The classes of `ops`, the one with the most time first.
 #[must_use]
-pub fn classes(plan: &Plan, measured: Measured<'_>) -> Vec<Class> {
+pub fn classes(ops: &[Op]) -> Vec<Class> {
     let mut res: Vec<Class> = Vec::new();
-    for (step, nanos) in measured.program.steps.iter().zip(measured.nanos) {
-        let name = class_name(plan, step);
-        let at = res.iter().position(|it| it.name == name).unwrap_or_else(|| {
-            res.push(Class { name, steps: 0, cost: Cost::default(), nanos: 0 });
+    for op in ops {
+        let at = res.iter().position(|it| it.name == op.class).unwrap_or_else(|| {
+            res.push(Class { name: op.class.clone(), each: Vec::new(), cost: Cost::default(), nanos: 0 });
             res.len() - 1
         });
         let class = &mut res[at];
-        class.steps += 1;
-        class.nanos += nanos;
-        measured.calls.iter().for_each(|call| class.cost += step_cost(plan, step, *call));
+        class.each.push(op.cost);
+        class.cost += op.cost;
+        class.nanos += op.nanos;
     }
     res.sort_by(|a, b| b.nanos.cmp(&a.nanos).then_with(|| a.name.cmp(&b.name)));
     res
@@ -80,9 +80,9 @@ pub fn table(classes: &[Class], calls: usize, roof: f64) -> Table {
     ]);
     let n = float(calls.max(1) as u64);
     let total: u64 = classes.iter().map(|it| it.nanos).sum();
-    let mut sum = Class { name: "all".into(), steps: 0, cost: Cost::default(), nanos: total };
+    let mut sum = Class { name: "all".into(), each: Vec::new(), cost: Cost::default(), nanos: total };
     for class in classes {
-        sum.steps += class.steps;
+        sum.each.extend(&class.each);
         sum.cost += class.cost;
     }
     for class in classes.iter().chain([&sum]) {
@@ -90,7 +90,7 @@ pub fn table(classes: &[Class], calls: usize, roof: f64) -> Table {
         let rate = float(class.cost.bytes()) / nanos;
         table.row([
             class.name.clone(),
-            class.steps.to_string(),
+            class.each.len().to_string(),
             format!("{:.1}", float(class.cost.bytes()) / 1e3 / n),
             format!("{:.2}", float(class.cost.flops) / 1e6 / n),
             format!("{:.1}", float(class.nanos) / 1e3 / n),
@@ -111,7 +111,7 @@ mod tests {
     fn a_table_ends_with_the_sum() {
         let class = |name: &str, nanos, weights| {
             let cost = Cost { weights, flops: 2 * weights, ..Cost::default() };
-            Class { name: name.into(), steps: 3, cost, nanos }
+            Class { name: name.into(), each: vec![Cost::default(); 3], cost, nanos }
         };
         let text =
             table(&[class("linear w8x16", 3000, 30_000), class("add", 1000, 2000)], 2, 20e9).markdown();

@@ -3,12 +3,13 @@
 //! | file | holds |
 //! |---|---|
 //! | `cost` | bytes and operations of a call, predicted from its plan |
-//! | `classes` | prediction beside measured time, by class of op |
+//! | `ops`, `classes` | prediction beside measured time, of each op and by class |
 //! | `layers` | which layer a step belongs to |
 //! | `buffers` | what lies in scratch, and when |
 //! | `passes`, `missed` | the pass report read back; what refusals cost and what would change them |
 //! | `lifetimes` | when the values of a plan die, by its graphs |
 //! | `bisect` | each op on a reference's own inputs |
+//! | `hidden`, `segments` | a reference's hidden states; the steps between two of them on the first |
 //! | `diff` | two plans side by side |
 //! | `html` | a plan as one page for a browser |
 //! | `probe` | this machine's own reading speed over a working set |
@@ -20,7 +21,7 @@
 //! | `table` | Markdown and CSV |
 //! | `trace` | a recorded run as a timeline |
 //! | `units` | bytes and counts as people write them |
-//! | `npy` | arrays for NumPy, written and read |
+//! | `npy`, `npz` | arrays for NumPy, written and read; archives of them, read |
 //!
 //! Invariants
 //! - nothing here prints, reads the clock of a session or looks at the environment;
@@ -35,6 +36,7 @@ pub mod classes;
 pub mod compare;
 pub mod cost;
 pub mod diff;
+pub mod hidden;
 pub mod html;
 pub mod kl;
 pub mod layers;
@@ -42,9 +44,12 @@ pub mod lifetimes;
 pub mod likelihood;
 pub mod missed;
 pub mod npy;
+pub mod npz;
+pub mod ops;
 pub mod passes;
 pub mod probe;
 pub mod roofline;
+pub mod segments;
 pub mod stats;
 pub mod table;
 pub mod trace;

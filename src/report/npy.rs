@@ -1,9 +1,12 @@
-//! Arrays for NumPy: version 1.0 of its file format, f32 in C order, written and read row by row.
+//! Arrays for NumPy: written as version 1.0 of its file format, f32 in C order, row by row; read likewise, or whole as `npz` does.
 //!
 //! Format: numpy.lib.format, "Format Version 1.0": magic, version, header length u16, an ASCII Python dictionary padded with
 //! spaces so that data begin at a multiple of 64 and ended by a line feed. Versions 2.0 and 3.0, which are read too, have a length of u32.
 
+use std::fmt;
 use std::io::{self, Read, Write};
+
+use crate::formats::shown;
 
 /// Writes `f32[rows, cols]` row by row.
 #[derive(Debug)]
@@ -52,23 +55,62 @@ impl<W: Write> NpyWriter<W> {
     }
 }
 
-/// Reads `f32[rows, cols]` row by row.
-#[derive(Debug)]
-pub struct NpyReader<R> {
-    input: R,
-    rows: u64,
-    /// Rows still to come.
-    left: u64,
-    bytes: Vec<u8>,
-    row: Vec<f32>,
+/// The element type of an array.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Element {
+    /// Little-endian floating-point numbers of so many bytes: 2, 4 or 8.
+    Float(u8),
+    /// Little-endian integers of so many bytes, 4 or 8, with their sign.
+    Signed(u8),
+    /// As [`Element::Signed`], without one.
+    Unsigned(u8),
+    /// What is not read, as the header writes it.
+    Other(String),
 }
 
-impl<R: Read> NpyReader<R> {
-    /// Reads the header of an array that must have `cols` columns.
+impl Element {
+    fn of(descr: &str) -> Self {
+        match descr {
+            "<f2" => Self::Float(2),
+            "<f4" | "=f4" => Self::Float(4),
+            "<f8" => Self::Float(8),
+            "<i4" => Self::Signed(4),
+            "<i8" => Self::Signed(8),
+            "<u4" => Self::Unsigned(4),
+            "<u8" => Self::Unsigned(8),
+            other => Self::Other(other.to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Float(n) => write!(f, "<f{n}"),
+            Self::Signed(n) => write!(f, "<i{n}"),
+            Self::Unsigned(n) => write!(f, "<u{n}"),
+            Self::Other(name) => f.write_str(&shown(name)),
+        }
+    }
+}
+
+/// What the header of an array states.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Its elements.
+    pub element: Element,
+    /// Whether the last index runs fastest.
+    pub is_rows_first: bool,
+    /// Its size in each direction.
+    pub shape: Vec<u64>,
+}
+
+impl Header {
+    /// Reads magic, version, length and dictionary: all that stands before the data.
     ///
     /// # Errors
-    /// Those of reading, and if it is no such array.
-    pub fn new(mut input: R, cols: usize) -> io::Result<Self> {
+    /// Those of reading, and if it is no array.
+    pub fn read(input: &mut impl Read) -> io::Result<Self> {
         let mut fixed = [0; 8];
         input.read_exact(&mut fixed)?;
         let length = match fixed {
@@ -89,17 +131,83 @@ impl<R: Read> NpyReader<R> {
         }
         let mut dict = vec![0; length as usize];
         input.read_exact(&mut dict)?;
-        let (rows, found) = shape(&dict)?;
-        if found != cols as u64 {
-            return Err(invalid(format!("rows of {found}, expected {cols}")));
-        }
-        Ok(Self { input, rows, left: rows, bytes: vec![0; cols * 4], row: vec![0.0; cols] })
+        Self::parse(&dict)
     }
 
-    /// Rows that the header announces.
-    #[must_use]
-    pub const fn rows(&self) -> u64 {
-        self.rows
+    /// What a dictionary of exactly `descr`, `fortran_order` and `shape` states.
+    fn parse(dict: &[u8]) -> io::Result<Self> {
+        let text = std::str::from_utf8(dict).map_err(|_| invalid("a header that is no text".into()))?;
+        let inner = text.trim().strip_prefix('{').and_then(|it| it.strip_suffix('}'));
+        let mut rest = inner.ok_or_else(|| invalid("a header that is no dictionary".into()))?.trim();
+        let (mut element, mut is_rows_first, mut shape) = (None, None, None);
+        while !rest.is_empty() {
+            let (key, after) =
+                rest.split_once(':').ok_or_else(|| invalid("a header without values".into()))?;
+            let after = after.trim_start();
+            // The only value with a comma inside is in parentheses.
+            let end = if after.starts_with('(') { after.find(')').map(|it| it + 1) } else { after.find(',') };
+            let (value, after) = after.split_at(end.unwrap_or(after.len()));
+            match (key.trim().trim_matches(['\'', '"']), value.trim()) {
+                ("descr", it) => element = Some(Element::of(it.trim_matches(['\'', '"']))),
+                ("fortran_order", it) => is_rows_first = Some(it == "False"),
+                ("shape", it) => shape = sizes(it),
+                (key, _) => return Err(invalid(format!("a header with '{}'", shown(key)))),
+            }
+            rest = after.trim_start().trim_start_matches(',').trim();
+        }
+        match (element, is_rows_first, shape) {
+            (Some(element), Some(is_rows_first), Some(shape)) => Ok(Self { element, is_rows_first, shape }),
+            _ => Err(invalid("a header without 'descr', 'fortran_order' or 'shape'".into())),
+        }
+    }
+}
+
+impl fmt::Display for Header {
+    /// `<f4 (40, 272)`, as NumPy writes shapes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let order = if self.is_rows_first { "" } else { " in Fortran order" };
+        write!(f, "{} {}{order}", self.element, shape_text(&self.shape))
+    }
+}
+
+/// A shape as NumPy writes it: `(40, 272)`, `(7,)`.
+#[must_use]
+pub fn shape_text(shape: &[u64]) -> String {
+    match shape {
+        [one] => format!("({one},)"),
+        all => format!("({})", all.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")),
+    }
+}
+
+/// The numbers in a pair of parentheses.
+fn sizes(text: &str) -> Option<Vec<u64>> {
+    let inner = text.strip_prefix('(')?.strip_suffix(')')?;
+    inner.split(',').map(str::trim).filter(|it| !it.is_empty()).map(|it| it.parse().ok()).collect()
+}
+
+/// Reads `f32[rows, cols]` row by row.
+#[derive(Debug)]
+pub struct NpyReader<R> {
+    input: R,
+    /// Rows still to come.
+    left: u64,
+    bytes: Vec<u8>,
+    row: Vec<f32>,
+}
+
+impl<R: Read> NpyReader<R> {
+    /// Reads the header of an array that must be `<f4` of `rows` × `cols` in C order.
+    ///
+    /// # Errors
+    /// Those of reading, and if it is no such array.
+    pub fn new(mut input: R, rows: u64, cols: usize) -> io::Result<Self> {
+        let found = Header::read(&mut input)?;
+        let expected =
+            Header { element: Element::Float(4), is_rows_first: true, shape: vec![rows, cols as u64] };
+        if found != expected {
+            return Err(invalid(format!("an array {found}, expected {expected}")));
+        }
+        Ok(Self { input, left: rows, bytes: vec![0; cols * 4], row: vec![0.0; cols] })
     }
 
     /// The next row; `None` after the last.
@@ -121,40 +229,8 @@ impl<R: Read> NpyReader<R> {
 /// Bytes of the longest header that is read; NumPy's own for a matrix has 118.
 const MOST_HEADER: u32 = 1 << 16;
 
-fn invalid(message: String) -> io::Error {
+pub(super) fn invalid(message: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, message)
-}
-
-/// Rows and columns that a dictionary of exactly `descr`, `fortran_order` and `shape` states, of f32 in C order.
-fn shape(dict: &[u8]) -> io::Result<(u64, u64)> {
-    let text = std::str::from_utf8(dict).map_err(|_| invalid("a header that is no text".into()))?;
-    let inner = text.trim().strip_prefix('{').and_then(|it| it.strip_suffix('}'));
-    let mut rest = inner.ok_or_else(|| invalid("a header that is no dictionary".into()))?.trim();
-    let (mut is_f32, mut is_rows_first, mut sizes) = (None, None, None);
-    while !rest.is_empty() {
-        let (key, after) = rest.split_once(':').ok_or_else(|| invalid("a header without values".into()))?;
-        let after = after.trim_start();
-        // The only value with a comma inside is in parentheses.
-        let end = if after.starts_with('(') { after.find(')').map(|it| it + 1) } else { after.find(',') };
-        let (value, after) = after.split_at(end.unwrap_or(after.len()));
-        match (key.trim().trim_matches(['\'', '"']), value.trim()) {
-            ("descr", it) => is_f32 = Some(matches!(it.trim_matches(['\'', '"']), "<f4" | "=f4")),
-            ("fortran_order", it) => is_rows_first = Some(it == "False"),
-            ("shape", it) => sizes = Some(it),
-            (key, _) => return Err(invalid(format!("a header with '{}'", crate::formats::shown(key)))),
-        }
-        rest = after.trim_start().trim_start_matches(',').trim();
-    }
-    let sizes: Vec<Option<u64>> = sizes
-        .and_then(|it| it.strip_prefix('(')?.strip_suffix(')'))
-        .map(|it| {
-            it.split(',').map(str::trim).filter(|it| !it.is_empty()).map(|it| it.parse().ok()).collect()
-        })
-        .unwrap_or_default();
-    match (is_f32, is_rows_first, &sizes[..]) {
-        (Some(true), Some(true), [Some(rows), Some(cols)]) => Ok((*rows, *cols)),
-        _ => Err(invalid("expected a matrix of <f4 in C order".into())),
-    }
 }
 
 /// Magic, version, length and dictionary.
@@ -206,14 +282,16 @@ mod tests {
         npy.row(&[1.0, -2.0, 0.5]).unwrap();
         npy.row(&[0.0, f32::INFINITY, 3.0]).unwrap();
         let bytes = npy.finish().unwrap();
-        let mut reader = NpyReader::new(&bytes[..], 3).unwrap();
-        assert_eq!(reader.rows(), 2);
+        let mut reader = NpyReader::new(&bytes[..], 2, 3).unwrap();
         assert_eq!(reader.next_row().unwrap(), Some(&[1.0, -2.0, 0.5][..]));
         assert_eq!(reader.next_row().unwrap(), Some(&[0.0, f32::INFINITY, 3.0][..]));
         assert_eq!(reader.next_row().unwrap(), None);
-        assert!(NpyReader::new(&bytes[..], 4).is_err(), "another width");
+        for (rows, cols) in [(2, 4), (3, 3)] {
+            let err = NpyReader::new(&bytes[..], rows, cols).unwrap_err().to_string();
+            assert_eq!(err, format!("an array <f4 (2, 3), expected <f4 ({rows}, {cols})"));
+        }
         for cut in [0, 5, 9, 60, bytes.len() - 1] {
-            let read = NpyReader::new(&bytes[..cut], 3).and_then(|mut it| {
+            let read = NpyReader::new(&bytes[..cut], 2, 3).and_then(|mut it| {
                 while it.next_row()?.is_some() {}
                 Ok(())
             });
@@ -227,24 +305,29 @@ mod tests {
             "{'descr': '<f4', 'fortran_order': False, 'shape': (7, 3), }  \n",
             "{\"shape\": (7,3), 'fortran_order':False,'descr':'<f4'}",
         ];
-        assert!(good.iter().all(|it| matches!(shape(it.as_bytes()), Ok((7, 3)))));
+        let parsed = |it: &str| Header::parse(it.as_bytes()).map(|it| it.to_string());
+        assert!(good.iter().all(|it| parsed(it).is_ok_and(|it| it == "<f4 (7, 3)")));
+        for (descr, order, shape, want) in [
+            ("<f2", "False", "(7,)", "<f2 (7,)"),
+            ("<i8", "True", "(1, 7, 3)", "<i8 (1, 7, 3) in Fortran order"),
+            (">f4", "False", "()", ">f4 ()"),
+        ] {
+            let text = format!("{{'descr': '{descr}', 'fortran_order': {order}, 'shape': {shape}, }}");
+            assert_eq!(parsed(&text).unwrap(), want);
+        }
         let bad = [
             "",
             "{}",
-            "{'descr': '<f4', 'fortran_order': False, 'shape': (7,), }",
-            "{'descr': '<f4', 'fortran_order': False, 'shape': (7, 3, 1), }",
             "{'descr': '<f4', 'fortran_order': False, 'shape': (-7, 3), }",
-            "{'descr': '<f4', 'fortran_order': True, 'shape': (7, 3), }",
-            "{'descr': '<f8', 'fortran_order': False, 'shape': (7, 3), }",
             "{'descr': '<f4', 'fortran_order': False, 'shape': (7, 3), 'x': 1}",
             "{'descr': '<f4', 'fortran_order': False, 'shape': (7, 3",
             "{'descr' '<f4'}",
         ];
         for bad in bad {
-            assert!(shape(bad.as_bytes()).is_err(), "{bad}");
+            assert!(parsed(bad).is_err(), "{bad}");
         }
         let mut long = b"\x93NUMPY\x02\x00".to_vec();
         long.extend(u32::MAX.to_le_bytes());
-        assert!(NpyReader::new(&long[..], 3).is_err(), "a length that nobody has");
+        assert!(NpyReader::new(&long[..], 1, 3).is_err(), "a length that nobody has");
     }
 }

@@ -4,7 +4,8 @@
 //! its *bound* (Williams, Waterman, Patterson 2009). Bytes are those of weights and states, which must come from memory; activations
 //! stay in caches. Both roofs are measured on this machine, with the threads of the run: the reading speed over a working set of the same
 //! size, and the rate of the f32 matrix kernel on operands in the first cache. Integer arithmetic can be faster than the latter: then a
-//! class bound by arithmetic may pass its roof.
+//! class bound by arithmetic may pass its roof. Ops run one after the other, so a class takes at least the sum of its ops, and a call the
+//! sum of all.
 
 use super::classes::Class;
 use super::cost::Cost;
@@ -49,10 +50,21 @@ impl Roofs {
         if arithmetic <= memory { (memory, Bound::Memory) } else { (arithmetic, Bound::Arithmetic) }
     }
 
+    /// Nanoseconds that the ops of `class` take at least, and what bounds the greater part of them.
+    #[must_use]
+    pub fn class_nanos(&self, class: &Class) -> (f64, Bound) {
+        let of = |bound| -> f64 {
+            class.each.iter().map(|it| self.nanos(it)).filter(|it| it.1 == bound).map(|it| it.0).sum()
+        };
+        let (memory, arithmetic) = (of(Bound::Memory), of(Bound::Arithmetic));
+        let bound = if arithmetic <= memory { Bound::Memory } else { Bound::Arithmetic };
+        (memory + arithmetic, bound)
+    }
+
     /// The sum over classes.
     #[must_use]
     pub fn total(&self, classes: &[Class]) -> f64 {
-        classes.iter().map(|it| self.nanos(&it.cost).0).sum()
+        classes.iter().map(|it| self.class_nanos(it).0).sum()
     }
 
     /// Each class beside its roof, averages over `calls` calls; the last row is the sum.
@@ -74,7 +86,7 @@ impl Roofs {
             table.row([name.to_owned(), bound.to_owned(), least, measured, format!("{share:.0}")]);
         };
         for class in classes {
-            let (least, bound) = self.nanos(&class.cost);
+            let (least, bound) = self.class_nanos(class);
             row(&class.name, bound.name(), least, class.nanos);
         }
         row("all", "", self.total(classes), classes.iter().map(|it| it.nanos).sum());
@@ -93,10 +105,14 @@ mod tests {
         // 10 bytes a nanosecond, 100 operations a nanosecond; what stays in caches costs nothing.
         assert_eq!(roofs.nanos(&cost(1000, 1 << 40, 2000)), (100.0, Bound::Memory));
         assert_eq!(roofs.nanos(&cost(1000, 0, 20_000)), (200.0, Bound::Arithmetic));
-        let class = |name: &str, cost, nanos| Class { name: name.into(), steps: 1, cost, nanos };
+        let class = |name: &str, cost, nanos| Class { name: name.into(), each: vec![cost], cost, nanos };
         let classes =
             [class("linear w8", cost(1000, 0, 2000), 125), class("attention", cost(0, 0, 20_000), 500)];
         assert_eq!(roofs.total(&classes), 300.0);
+        // One op waits for memory, the other computes: neither helps the other.
+        let mut mixed = class("linear w8", Cost::default(), 500);
+        mixed.each = vec![cost(1000, 0, 2000), cost(0, 0, 20_000)];
+        assert_eq!(roofs.class_nanos(&mixed), (300.0, Bound::Arithmetic));
         let text = roofs.table(&classes, 1).markdown();
         let rows: Vec<Vec<&str>> = text.lines().map(|it| it.split('|').map(str::trim).collect()).collect();
         assert_eq!(rows[2][1..6], ["linear w8", "memory", "0.1", "0.1", "80"]);

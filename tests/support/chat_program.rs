@@ -65,12 +65,26 @@ fn session_files_hold_a_conversation_between_calls() {
 }
 
 #[test]
+fn a_conversation_is_kept_however_it_ends() {
+    let scratch = Scratch::new("chat-kept");
+    let model = model(&scratch);
+    let flags = [&FLAGS[..], &["--session", "c.bin", "--seed", "5"]].concat();
+    let run = |stdin: &[u8]| Waste::new(&scratch).arg("chat").arg(&model).args(&flags).stdin(stdin).run();
+    let broken = run(b"a\n\xff\xfe\nnever said\n");
+    broken.fails(1, "stdin: ");
+    let second = answers(&run(b"b\n").ok());
+    let whole = answers(&chat(&scratch, &model, &[&FLAGS[..], &["--seed", "5"]].concat(), "a\nb\n").ok());
+    assert_eq!((answers(&broken).len(), &second[0]["ids"]), (1, &whole[1]["ids"]));
+}
+
+#[test]
 fn commands_do_what_they_say() {
     let scratch = Scratch::new("chat-commands");
     let model = model(&scratch);
     let lines = "one\n/reset\none\n/stats\n/help\n/nope\n/save\n/load missing.bin\n/quit\nnever said\n";
     let done =
-        chat(&scratch, &model, &["-n", "5", "-o", "json", "--ignore-eos", "--system", "S <eos>"], lines).ok();
+        chat(&scratch, &model, &["-n", "5", "-o", "json", "--ignore-eos", "--system", "S <eos>"], lines);
+    assert_eq!(done.code, Some(1), "nobody sat there: {}", done.stderr);
     let found = answers(&done);
     assert_eq!(found.len(), 2, "{}", done.stdout);
     assert_eq!(found[0]["ids"], found[1]["ids"], "forgotten");
@@ -83,6 +97,7 @@ fn commands_do_what_they_say() {
         "waste: /save needs the name of a file",
         "waste: missing.bin: ",
         "threads ",
+        "waste: stdin: refused 3 of its turns and commands, see above",
     ] {
         assert!(done.stderr.contains(part), "no '{part}' in {}", done.stderr);
     }
@@ -104,7 +119,8 @@ fn a_full_context_is_stated_and_a_reset_helps() {
     let scratch = Scratch::new("chat-full-program");
     let model = model(&scratch);
     let flags = ["--ctx", "64", "-o", "json", "-q", "--ignore-eos"];
-    let done = chat(&scratch, &model, &flags, "a\nb\n/reset\nc\n").ok();
+    let done = chat(&scratch, &model, &flags, "a\nb\n/reset\nc\n");
+    assert_eq!(done.code, Some(1), "b was not answered");
     let found = answers(&done);
     assert_eq!(found.len(), 2);
     assert!(found.iter().all(|it| it["stop"] == "context_full"), "{found:?}");
@@ -128,14 +144,20 @@ fn what_cannot_be_a_chat_is_refused_in_a_line() {
     chat(&scratch, &model, &["--template", broken.to_str().unwrap()], "hi\n")
         .fails(1, "broken.jinja: chat template: line 2");
     std::fs::remove_file(model.join("chat_template.jinja")).unwrap();
-    chat(&scratch, &model, &[], "hi\n").fails(1, "has no chat template: give one with --template");
-    chat(&scratch, Path::new("kimi-tiny"), &[], "hi\n").fails(1, "kimi-tiny: has no chat template");
+    chat(&scratch, &model, &[], "hi\n").fails(1, "has no chat template: name a model that was trained");
+    chat(&scratch, Path::new("kimi-tiny"), &[], "hi\n")
+        .fails(1, "kimi-tiny, the model that ships in the program, ");
+    // Without a name it is that model.
+    let done = Waste::new(&scratch).args(["chat"]).run();
+    done.fails(1, "(an Instruct or Chat one: its folder or .gguf), or give a template with --template");
     chat(&scratch, &model, &["--template", "x"], "hi\n").fails(1, "x: ");
     let strict =
         scratch.write("strict.jinja", "{{ raise_exception('be polite') if messages|length == 1 }}<bos>");
-    let done =
-        chat(&scratch, &model, &["-q", "-n", "1", "--template", strict.to_str().unwrap()], "hi\n").ok();
-    assert_eq!(done.stderr, "waste: chat template: line 1: it refuses the conversation: be polite\n");
+    let done = chat(&scratch, &model, &["-q", "-n", "1", "--template", strict.to_str().unwrap()], "hi\n");
+    let lines: Vec<&str> = done.stderr.lines().collect();
+    assert_eq!(lines[0], "waste: chat template: line 1: it refuses the conversation: be polite");
+    assert_eq!(lines[1], "waste: stdin: refused 1 of its turns and commands, see above");
+    assert_eq!((lines.len(), done.code), (2, Some(1)));
 }
 
 /// In a process of its own: what it took is gone with it.
@@ -160,7 +182,8 @@ fn ctrl_c_ends_the_answer_then_the_program() {
     let scratch = Scratch::new("chat-interrupt");
     let model = model(&scratch);
     let mut child = Command::new(env!("CARGO_BIN_EXE_waste"))
-        .args(["chat", "--ctx", "100000", "--ignore-eos", "-t", "1"])
+        .args(["chat", "--ctx", "100000", "--ignore-eos", "-t", "1", "--session"])
+        .arg(scratch.path().join("kept.bin"))
         .arg(&model)
         .env_clear()
         .env("WASTE_CACHE", scratch.path().join("cache"))
@@ -197,6 +220,9 @@ fn ctrl_c_ends_the_answer_then_the_program() {
     interrupt(child.id());
     assert_eq!(child.wait().unwrap().code(), Some(130));
     rest.join().unwrap();
+    let flags = ["--ctx", "100000", "--session", "kept.bin"];
+    let done = chat(&scratch, &model, &flags, "").ok();
+    assert!(done.stderr.contains("goes on with kept.bin: 2 messages"), "{}", done.stderr);
 }
 
 #[test]

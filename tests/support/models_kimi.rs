@@ -155,11 +155,11 @@ fn kimi_variants_are_refused_by_name() {
     const KDA: &str = "linear_attn_config.kda_layers";
     const FULL: &str = "linear_attn_config.full_attn_layers";
     let cases: &[(&str, Json, &str)] = &[
-        ("num_key_value_heads", json!(2), "key 'num_key_value_heads' at 0x0: 2, but latents are shared"),
+        ("num_key_value_heads", json!(2), "key 'num_key_value_heads': 2, but latents are shared"),
         (KDA, json!([0, 1]), "layer 0 of 1 to 5 is out of range or twice"),
         (KDA, json!([1, 6]), "layer 6 of 1 to 5"),
         (KDA, json!([1, 1]), "layer 1 of 1 to 5"),
-        (KDA, json!([1, 2]), "key 'linear_attn_config.full_attn_layers' at 0x0: layer 4 is in neither list"),
+        (KDA, json!([1, 2]), "key 'linear_attn_config.full_attn_layers': layer 4 is in neither list"),
         (
             FULL,
             json!([3, 4, 5]),
@@ -169,15 +169,15 @@ fn kimi_variants_are_refused_by_name() {
         ("linear_attn_config.gate_lower_bound", json!(0.5), "0.5, expected at most 0"),
         ("linear_attn_config.use_full_rank_gate", json!(false), "'model.layers.0.self_attn.g_a_proj.weight'"),
         ("num_hidden_layers", json!(4_000_000), "4000000 layers, but there are"),
-        ("hidden_act", json!("xielu"), "key 'hidden_act' at 0x0: 'xielu'"),
+        ("hidden_act", json!("xielu"), "key 'hidden_act': 'xielu'"),
         ("activation_situ_beta", json!(0.0), "key 'activation_situ_beta'"),
         ("moe_router_activation_func", json!("tanh"), "'tanh' is not supported (sigmoid and softmax are)"),
         ("num_expert_group", json!(3), "1 of 3 groups of 8 experts"),
         ("topk_group", json!(2), "2 of 1 groups"),
         ("num_experts_per_token", json!(9), "9 of 8 experts"),
-        ("moe_layer_freq", json!(2), "key 'moe_layer_freq' at 0x0: 2, expected 1"),
+        ("moe_layer_freq", json!(2), "key 'moe_layer_freq': 2, expected 1"),
         ("first_k_dense_replace", json!(6), "6 of 5 layers"),
-        ("num_nextn_predict_layers", json!(1), "key 'num_nextn_predict_layers' at 0x0: is not understood"),
+        ("num_nextn_predict_layers", json!(1), "key 'num_nextn_predict_layers': is not understood"),
         ("moe_intermediate_size", json!(24), "has shape [16, 24], expected [24, 24]"),
         ("kv_lora_rank", json!(16), "'model.layers.2.self_attn.kv_b_proj.weight' has shape [88, 24]"),
         ("attn_res_block_size", json!(0), "'model.layers.0.mlp_res_norm.weight'"),

@@ -13,7 +13,7 @@ use crate::scratch::Scratch;
 /// A call of `waste`, with nothing of the caller's environment but the search path.
 pub(crate) struct Waste {
     command: Command,
-    stdin: String,
+    stdin: Vec<u8>,
 }
 
 impl Waste {
@@ -26,7 +26,7 @@ impl Waste {
         }
         command.current_dir(scratch.path());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Self { command, stdin: String::new() }
+        Self { command, stdin: Vec::new() }
     }
 
     pub(crate) fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
@@ -39,8 +39,8 @@ impl Waste {
         self
     }
 
-    pub(crate) fn stdin(mut self, text: &str) -> Self {
-        text.clone_into(&mut self.stdin);
+    pub(crate) fn stdin(mut self, text: impl AsRef<[u8]>) -> Self {
+        self.stdin = text.as_ref().to_vec();
         self
     }
 
@@ -50,7 +50,7 @@ impl Waste {
         let mut stdin = child.stdin.take().unwrap();
         std::thread::spawn(move || {
             // A program that does not read its stdin is no fault of the test.
-            let _ = stdin.write_all(self.stdin.as_bytes());
+            let _ = stdin.write_all(&self.stdin);
         });
         child
     }

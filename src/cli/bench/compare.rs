@@ -2,8 +2,10 @@
 
 use std::ffi::OsString;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use serde_json::json;
 use waste::report::compare::{
@@ -11,12 +13,15 @@ use waste::report::compare::{
 };
 use waste_plan::file::write_whole;
 
+use super::process::{self, Ended, Failed};
 use super::{BenchArgs, TableForm};
+use crate::cli::args::check_output;
 use crate::cli::cx::Cx;
 use crate::cli::error::CliError;
 
 /// Flags, each with a value, that the processes of A do not get.
-const OWN_FLAGS: [&str; 5] = ["--compare", "--observations", "--rounds", "--output", "-o"];
+const OWN_FLAGS: [&str; 6] =
+    ["--compare", "--compare-timeout", "--observations", "--rounds", "--output", "-o"];
 
 /// Runs `other` and this program as [`schedule`] says, and prints the ratios.
 pub(super) fn run(args: &BenchArgs, other: &str, cx: &Cx) -> Result<(), CliError> {
@@ -26,14 +31,18 @@ pub(super) fn run(args: &BenchArgs, other: &str, cx: &Cx) -> Result<(), CliError
     if other.trim().is_empty() {
         return Err(CliError::Usage("--compare needs a command".into()));
     }
+    args.observations.iter().try_for_each(|it| check_output(it))?;
     let program = std::env::current_exe().map_err(|err| CliError::Input(format!("this program: {err}")))?;
     let mut own = own_args(std::env::args_os().skip(1));
     own.extend(["-o", "jsonl"].map(OsString::from));
     let steps: Vec<_> = schedule(args.rounds).collect();
+    let interrupt = Arc::new(AtomicBool::new(false));
+    cx.interrupt.cancels(Arc::clone(&interrupt))?;
+    let limit = Duration::from_secs(args.compare_timeout.into());
     let progress = cx.progress("comparing", false);
     let mut observations: Vec<Observation> = Vec::new();
     for (round, side) in &steps {
-        let command = match side {
+        let mut command = match side {
             Side::A => {
                 let mut command = Command::new(&program);
                 command.args(&own);
@@ -41,7 +50,16 @@ pub(super) fn run(args: &BenchArgs, other: &str, cx: &Cx) -> Result<(), CliError
             }
             Side::B => shell(other),
         };
-        observations.push(observe(command, *round, *side, other)?);
+        let name = if *side == Side::A { "this program" } else { other };
+        let ended = process::run(&mut command, limit, &interrupt).map_err(|err| match err {
+            Failed::Io(err) => CliError::Input(format!("{name}: {err}")),
+            Failed::Late => CliError::Input(format!(
+                "{name}: ended after {} seconds: --compare-timeout allows more",
+                limit.as_secs()
+            )),
+            Failed::Interrupted => CliError::Interrupted,
+        })?;
+        observations.push(observed(&ended, *round, *side, name)?);
         progress.update(observations.len() as u64, steps.len() as u64);
     }
     drop(progress);
@@ -111,18 +129,8 @@ fn shell(line: &str) -> Command {
     command
 }
 
-/// Runs `command` to its end.
-fn observe(
-    mut command: Command,
-    round: Option<u32>,
-    side: Side,
-    other: &str,
-) -> Result<Observation, CliError> {
-    let name = if side == Side::A { "this program" } else { other };
-    command.stdin(Stdio::null());
-    let started = Instant::now();
-    let done = command.output().map_err(|err| CliError::Input(format!("{name}: {err}")))?;
-    let seconds = started.elapsed().as_secs_f64();
+/// What a process that ran to its end reported; `name` is that of the program.
+fn observed(done: &Ended, round: Option<u32>, side: Side, name: &str) -> Result<Observation, CliError> {
     if !done.status.success() {
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
         let last = said.lines().last().unwrap_or_default();
@@ -135,7 +143,7 @@ fn observe(
         });
     }
     let records = records(&String::from_utf8_lossy(&done.stdout));
-    Ok(Observation { round, side, seconds, records })
+    Ok(Observation { round, side, seconds: done.seconds, records })
 }
 
 #[cfg(test)]
@@ -152,6 +160,8 @@ mod unit {
             "-p",
             "8",
             "--rounds=3",
+            "--compare-timeout",
+            "9",
             "-ojson",
             "-o",
             "md",

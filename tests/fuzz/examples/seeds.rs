@@ -5,6 +5,7 @@ use std::path::Path;
 use waste::compile::{CompileOptions, compile};
 use waste::formats::ModelFiles;
 use waste::progress::Silent;
+use waste::report::npy::NpyWriter;
 use waste::text::TokenizerSpec;
 use waste_fuzz::{TOKENIZER, data, experts_plan, open_session, session_options};
 use waste_runtime::{Session, Token};
@@ -66,6 +67,10 @@ fn main() {
         br#"{"messages": [{"role": "user", "content": "a"}], "tools": null, "add_generation_prompt": true}"#,
     );
     put("routing", "two", b"{\"layers\": [[0, 3], [1, 2]]}\n\n{\"layers\": [[3, 0], [2, 7]]}\n");
+    put("npz", "numpy", &read("hidden/llama-rand-gqa-untied-f32.npz"));
+    let mut npy = NpyWriter::new(Vec::new(), 2, 3).expect("memory");
+    [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]].iter().for_each(|it| npy.row(it).expect("memory"));
+    put("npz", "npy", &npy.finish().expect("memory"));
     put("chat_template", "chatml", &read("chat/chatml.jinja"));
     put("chat_template", "helpers", &read("chat/helpers.jinja"));
 

@@ -21,6 +21,9 @@ use waste::formats::{Adapter, ModelFiles, Source, parse_config};
 use waste::models::{ImportOptions, import, merge_adapters, trained_ctx};
 use waste::progress::Silent;
 use waste::report::budget::Trace;
+use waste::report::hidden::Hidden;
+use waste::report::npy::NpyReader;
+use waste::report::npz::Npz;
 use waste::text::{ChatInput, ChatTemplate, TextStart, Tokenizer, TokenizerSpec, Zoned};
 use waste_ir::Module;
 use waste_plan::DType;
@@ -32,7 +35,7 @@ use waste_runtime::{CpuFeatures, Isa, Learned, LoadedPlan, Session, SessionOptio
 pub type Target = fn(&[u8]);
 
 /// Every target by name.
-pub const TARGETS: [(&str, Target); 19] = [
+pub const TARGETS: [(&str, Target); 20] = [
     ("gguf", gguf),
     ("safetensors", safetensors),
     ("index", index),
@@ -52,6 +55,7 @@ pub const TARGETS: [(&str, Target); 19] = [
     ("adapter_tensors", adapter_tensors),
     ("chat_template", chat_template),
     ("messages", messages),
+    ("npz", npz),
 ];
 
 /// A vocabulary of a few tokens, as `tokenizers` writes it.
@@ -317,6 +321,23 @@ pub fn messages(input: &[u8]) {
     });
     if let Ok(rendered) = template.render(&input, tokenizer) {
         let _ = (rendered.text(), rendered.ids(tokenizer));
+    }
+}
+
+/// An archive of arrays, as hidden states of a small Llama; and an array alone.
+pub fn npz(input: &[u8]) {
+    static PLAN: OnceLock<LoadedPlan> = OnceLock::new();
+    if let Ok(mut rows) = NpyReader::new(input, 2, 3) {
+        while let Ok(Some(_)) = rows.next_row() {}
+    }
+    let Ok(mut npz) = Npz::open(&write("npz/a.npz", input)) else { return };
+    let names: Vec<String> = npz.arrays().keys().cloned().collect();
+    for name in names {
+        let _ = (npz.floats(&name), npz.integers(&name));
+    }
+    let plan = PLAN.get_or_init(|| load(ADAPTED, CompileOptions::usual()));
+    if let Ok(hidden) = Hidden::read(&mut npz, plan.plan()) {
+        assert!(hidden.points.values().all(|it| it.row(hidden.ids.len() - 1).is_some()));
     }
 }
 

@@ -55,9 +55,6 @@ pub const DEFAULT_CTX: u32 = 4096;
 /// Tokens of a prefill step by default.
 pub const DEFAULT_CHUNK: u32 = 256;
 
-/// Tokens of a prefill step by default where experts are multiplied by lookup tables: the tables of all its tokens are in memory.
-pub const DEFAULT_TABLE_CHUNK: u32 = 64;
-
 /// What to compile for.
 #[derive(Clone, Debug)]
 pub struct CompileOptions {
@@ -65,7 +62,7 @@ pub struct CompileOptions {
     pub ctx: Option<u32>,
     /// Sequences side by side.
     pub batch: u32,
-    /// Most tokens of one prefill step; `None`: [`DEFAULT_CHUNK`], or [`DEFAULT_TABLE_CHUNK`] where experts are vector-quantised.
+    /// Most tokens of one prefill step; `None`: [`DEFAULT_CHUNK`].
     pub chunk: Option<u32>,
     /// Most rows of logits of one step; `None`: `batch`.
     pub want: Option<u32>,
@@ -212,9 +209,8 @@ fn import_with_adapters(
         None => trained_ctx(files)?.min(DEFAULT_CTX),
     };
     let want = options.want.unwrap_or(options.batch);
-    let usual = if files.container().is_some() { DEFAULT_TABLE_CHUNK } else { DEFAULT_CHUNK };
     // More tokens than all rows have positions cannot come at once.
-    let chunk = options.chunk.unwrap_or(usual).min(ctx.saturating_mul(options.batch)).max(1);
+    let chunk = options.chunk.unwrap_or(DEFAULT_CHUNK).min(ctx.saturating_mul(options.batch)).max(1);
     let mut module =
         import(files, &ImportOptions { ctx, batch: options.batch, chunk, want, kv: options.kv })?;
     let adapters: Vec<Adapter> = options.lora.iter().map(|it| Adapter::open(it)).collect::<Result<_, _>>()?;

@@ -182,16 +182,16 @@ mod tests {
     #[test]
     fn what_lies_too_high_goes_first() {
         let mut state = 1u64;
-        let mut next = |n: u64| {
+        let mut next = |n: u32| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) % n
+            (state >> 33) as u32 % n
         };
         let mut reached = [0, 0];
         for _ in 0..50 {
             let case: Vec<Interval> = (0..100)
                 .map(|_| {
-                    let start = usize::try_from(next(60)).unwrap();
-                    interval(start, start + usize::try_from(next(6)).unwrap(), 64 * (1 + next(9)))
+                    let start = next(60) as usize;
+                    interval(start, start + next(6) as usize, 64 * (1 + u64::from(next(9))))
                 })
                 .collect();
             let bound = lower_bound(&case);

@@ -58,7 +58,7 @@ pub(crate) struct SizeArgs {
 /// Limits that hold both at compile and at run time.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct LimitArgs {
-    /// Most tokens of one prefill step [default: 256, 64 with lookup tables, or what the plan takes]
+    /// Most tokens of one prefill step [default: 256, or what the plan takes]
     #[arg(long, value_name = "C", value_parser = positive())]
     pub(crate) chunk: Option<u32>,
     /// Most memory, such as 6G or 512M: refused before any work, or kept

@@ -25,7 +25,8 @@ pub(crate) fn cases(n: usize) -> Vec<Case> {
     let has_records = |case: &Case| is_small(case) && !case.plan.banks.is_empty();
     cases.extend(of_seeds(n_records, waste_ir::random::expert_decoder, has_records));
     for kind in ["expert_lut", "expert_vq"] {
-        let has = |it: &&Case| it.plan.programs.iter().flat_map(|it| &it.steps).any(|it| it.kind.name() == kind);
+        let has =
+            |it: &&Case| it.plan.programs.iter().flat_map(|it| &it.steps).any(|it| it.kind.name() == kind);
         assert!(cases.iter().filter(has).count() >= 2, "few plans with {kind}");
     }
     cases
@@ -65,7 +66,7 @@ fn case(seed: u64, mut module: Module, disabled: &[&str]) -> Result<Case, PlanEr
     pad_states(&mut module);
     count_wanted(&mut module);
     // With more tokens, experts make their own tables.
-    let tokens = if seed % 2 == 0 { 6 } else { 9 };
+    let tokens = if seed.is_multiple_of(2) { 6 } else { 9 };
     for (name, hi) in [("T", tokens), ("R", 4)] {
         module.syms.values_mut().filter(|it| it.name == name).for_each(|it| it.hi = hi);
     }

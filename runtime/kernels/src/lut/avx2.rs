@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use waste_plan::{LutLayout, Tables, VqCode};
 
-use super::{check_linear, token_by_token};
+use super::{by_parts, check_linear, token_by_token};
 use crate::cpu::Isa;
 use crate::table::{Entry, KernelTable};
 use crate::view::{RowsF32, TileMut};
@@ -60,11 +60,10 @@ macro_rules! rows {
             code: VqCode, x: &RowsF32<'_>, books: &[f32], indices: &[u8], scales: &[u8], scratch: &mut [f32],
             y: &mut TileMut<'_>,
         ) {
-            let tables = Tables::$tables;
-            let layout = LutLayout { code, tables };
             let many = if code == VqCode::Vq4p && $planes > 0 { MANY_PLANES } else { MANY };
             if x.rows() >= many {
-                check_linear(layout, x, scales, scratch, y);
+                let tables = Tables::$tables;
+                check_linear(LutLayout { code, tables }, x, scales, scratch, y);
                 return match code {
                     VqCode::Vq3r => {
                         tokens::linear::<super::Vq3r, 3, 256>(tables, x, books, indices, scales, scratch, y)
@@ -77,10 +76,7 @@ macro_rules! rows {
                     }
                 };
             }
-            let build = |x: &[f32], slab, tables: &mut [u8]| $build(code, x, books, slab, tables);
-            let apply =
-                |tables: &[u8], slab, sums: &mut [f32]| $apply(code, tables, indices, slab, x.cols(), sums);
-            token_by_token(layout, x, scales, scratch, y, build, apply);
+            by_parts!($tables, $build, $apply: code, x, books, indices, scales, scratch, y);
         }
         )+
     };

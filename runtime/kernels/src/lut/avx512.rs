@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use waste_plan::{LutLayout, Tables, VqCode};
 
-use super::{Vq2r, Vq3r, Vq4p, token_by_token};
+use super::{Vq2r, Vq3r, Vq4p, by_parts, token_by_token};
 use crate::cpu::Isa;
 use crate::table::{Entry, KernelTable};
 use crate::view::{RowsF32, TileMut};
@@ -46,11 +46,7 @@ macro_rules! rows {
             code: VqCode, x: &RowsF32<'_>, books: &[f32], indices: &[u8], scales: &[u8], scratch: &mut [f32],
             y: &mut TileMut<'_>,
         ) {
-            let layout = LutLayout { code, tables: Tables::$tables };
-            let build = |x: &[f32], slab, tables: &mut [u8]| $build(code, x, books, slab, tables);
-            let apply =
-                |tables: &[u8], slab, sums: &mut [f32]| $apply(code, tables, indices, slab, x.cols(), sums);
-            token_by_token(layout, x, scales, scratch, y, build, apply);
+            by_parts!($tables, $build, $apply: code, x, books, indices, scales, scratch, y);
         }
         )+
     };

@@ -128,13 +128,33 @@ fn check_range(layout: LutLayout, positions: &Range<usize>, all: usize, tables: 
 /// What every linear asserts: few tokens, whole positions, a scale for every row.
 #[inline(always)]
 fn check_linear(layout: LutLayout, x: &RowsF32<'_>, scales: &[u8], scratch: &[f32], y: &TileMut<'_>) {
-    assert!(x.rows() <= VQ_TOKENS && x.rows() == y.rows(), "{} tokens for {} rows of results", x.rows(), y.rows());
+    assert!(
+        x.rows() <= VQ_TOKENS && x.rows() == y.rows(),
+        "{} tokens for {} rows of results",
+        x.rows(),
+        y.rows()
+    );
     assert!(x.cols().is_multiple_of(VEC_DIM), "{} inputs are whole positions", x.cols());
     assert_eq!(scales.len(), 2 * y.cols(), "a scale for every row");
     assert!(scratch.len() >= layout.linear_scratch(y.cols()), "scratch of a vector-quantised linear");
 }
 
-/// A linear by the build and the apply of a tier: token by token, slab by slab, a slab's tables in the cache.
+/// A linear row by the build and the apply of its tier.
+macro_rules! by_parts {
+    (
+        $tables:ident, $build:ident, $apply:ident:
+        $code:ident, $x:ident, $books:ident, $indices:ident, $scales:ident, $scratch:ident, $y:ident
+    ) => {{
+        let layout = LutLayout { code: $code, tables: Tables::$tables };
+        let build = |x: &[f32], slab, tables: &mut [u8]| $build($code, x, $books, slab, tables);
+        let apply =
+            |tables: &[u8], slab, sums: &mut [f32]| $apply($code, tables, $indices, slab, $x.cols(), sums);
+        token_by_token(layout, $x, $scales, $scratch, $y, build, apply)
+    }};
+}
+pub(crate) use by_parts;
+
+/// Token by token, slab by slab, a slab's tables in the cache.
 #[inline(always)]
 fn token_by_token(
     layout: LutLayout,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use waste_plan::vq::{ROW_BLOCK, VEC_DIM};
 use waste_plan::{LutLayout, Tables, VqCode};
 
-use super::{Code, Vq2r, Vq3r, Vq4p, by_code, check_apply, inputs, token_by_token};
+use super::{Code, Vq2r, Vq3r, Vq4p, by_code, by_parts, check_apply, inputs, token_by_token};
 use crate::bytes::{Plain, cast, cast_mut};
 use crate::half16::f16_to_f32;
 use crate::linear::portable::half_at;
@@ -31,11 +31,7 @@ macro_rules! rows {
             code: VqCode, x: &RowsF32<'_>, books: &[f32], indices: &[u8], scales: &[u8], scratch: &mut [f32],
             y: &mut TileMut<'_>,
         ) {
-            let layout = LutLayout { code, tables: Tables::$tables };
-            let build = |x: &[f32], slab, tables: &mut [u8]| $build(code, x, books, slab, tables);
-            let apply =
-                |tables: &[u8], slab, sums: &mut [f32]| $apply(code, tables, indices, slab, x.cols(), sums);
-            token_by_token(layout, x, scales, scratch, y, build, apply);
+            by_parts!($tables, $build, $apply: code, x, books, indices, scales, scratch, y);
         })+
     };
 }

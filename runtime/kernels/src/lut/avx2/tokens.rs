@@ -27,7 +27,7 @@ const CHAINS: usize = 8;
 /// A number of each token.
 type Lanes = [f32; VQ_TOKENS];
 /// The tables of a position.
-type Tables_<const S: usize, const E: usize> = [[Lanes; E]; S];
+type Position<const S: usize, const E: usize> = [[Lanes; E]; S];
 
 /// The whole product; see the family. Lanes without a token hold zeros.
 #[inline]
@@ -104,7 +104,7 @@ fn inputs(x: &RowsF32<'_>, v: usize) -> [Lanes; VEC_DIM] {
 fn products<const S: usize, const E: usize>(
     x: &[Lanes; VEC_DIM],
     books: &[[[f32; E]; VEC_DIM]],
-    table: &mut Tables_<S, E>,
+    table: &mut Position<S, E>,
     amax: &mut __m256i,
 ) {
     let magnitude = _mm256_set1_epi32(i32::MAX);
@@ -151,7 +151,7 @@ impl Scale {
     /// matter: its token's step is a NaN.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn quantise<const S: usize, const E: usize>(&self, table: &mut Tables_<S, E>) {
+    fn quantise<const S: usize, const E: usize>(&self, table: &mut Position<S, E>) {
         for lanes in table.as_flattened_mut() {
             let q = quantised(load_ps(lanes), self.q_max, self.inverse);
             store_ps(lanes, _mm256_castsi256_ps(q));
@@ -164,7 +164,7 @@ impl Scale {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn add<'a, C: Code, const S: usize, const E: usize>(
     rows: impl Iterator<Item = &'a [u8]>,
-    table: &Tables_<S, E>,
+    table: &Position<S, E>,
     sums: &mut [Lanes],
     first: bool,
 ) {
@@ -190,7 +190,7 @@ fn add<'a, C: Code, const S: usize, const E: usize>(
 #[target_feature(enable = "avx2,fma,f16c")]
 fn add_floats<'a, C: Code, const S: usize, const E: usize>(
     rows: impl Iterator<Item = &'a [u8]>,
-    table: &Tables_<S, E>,
+    table: &Position<S, E>,
     sums: &mut [Lanes],
 ) {
     for (indices, sums) in rows.zip(sums.as_chunks_mut::<ROW_BLOCK>().0) {

@@ -14,10 +14,11 @@
 //! loop is searched), and lookup tables.
 
 use waste_plan::DType;
-use waste_plan::schema::{Operand, Place, Plan, Program};
+use waste_plan::schema::{Operand, Place, Plan, Program, StepKind};
 
 use crate::error::RuntimeError;
 use crate::look::{Onlooker, StepView, has_rows};
+use crate::stream::ExpertSource;
 
 /// The pattern, as a byte.
 const PATTERN: u8 = 0xff;
@@ -96,6 +97,11 @@ impl Onlooker for Poison {
         if self.found.is_none() && !step.window && !view.exec.is_finite(step) {
             let what = format!("the result of step {} ({}, op {})", view.at, step.kind.name(), step.op);
             self.found = Some(RuntimeError::NotFinite { what });
+        }
+        // Until its last turn is over, a loop over experts reads all of that again.
+        let turns = matches!(step.kind, StepKind::ExpertRelease { .. });
+        if turns && view.exec.experts.is_some_and(ExpertSource::has_more) {
+            return;
         }
         for death in self.of(view).get(view.at).into_iter().flatten() {
             let Place::Scratch(offset) = death.place.place else { continue };

@@ -1,8 +1,8 @@
 //! When the values of a plan die, by the graphs that it was made of.
 //!
 //! A *value* here is what one write begins, with all that is later written in place over it; views of it are parts of it. It dies after
-//! the last step that reads it or a part of it. A loop over experts runs several times, so what came before the loop lives until the
-//! step after it.
+//! the last step that reads it or a part of it. A loop over experts runs several times, so what came before the loop lives until its
+//! end; what follows may be written there already.
 //!
 //! Where values lie is what the plan's own writes say; who reads them, what the graphs say. So a plan whose steps read from elsewhere,
 //! or write elsewhere, does not change who dies when, and poisoned execution finds it.
@@ -112,7 +112,7 @@ fn last_step(program: &Program, life: &Life) -> Option<usize> {
     let mut last = life.last;
     for (window, release) in loops(program) {
         if life.writer < window && (window..=release).contains(&last) {
-            last = release + 1;
+            last = release;
         }
     }
     (last < program.steps.len()).then_some(last)

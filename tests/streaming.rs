@@ -108,7 +108,8 @@ fn the_same_bits_whatever_the_cache_holds() {
 #[test]
 fn tables_have_the_same_bits_wherever_they_are_made() {
     let steps = |loaded: &LoadedPlan, name: &str| {
-        let of = |it: &waste_plan::schema::Program| it.steps.iter().filter(|it| it.kind.name() == name).count();
+        let of =
+            |it: &waste_plan::schema::Program| it.steps.iter().filter(|it| it.kind.name() == name).count();
         loaded.plan().programs.iter().map(of).collect::<Vec<usize>>()
     };
     for code in [VQ3R, VQ2R, VQ4P] {

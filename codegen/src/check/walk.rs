@@ -249,7 +249,9 @@ impl<'a, 'e> Walk<'a, 'e> {
     /// Whether `data` reads records of bank `bank`.
     fn reads_bank(&self, data: &OpData, bank: u32) -> bool {
         let weight = match data.op {
-            Op::ExpertLut { .. } | Op::ExpertVq { .. } => data.optional(1).and_then(|it| self.graph.weight(it)),
+            Op::ExpertLut { .. } | Op::ExpertVq { .. } => {
+                data.optional(1).and_then(|it| self.graph.weight(it))
+            }
             _ => None,
         };
         weight.is_some_and(|it| self.decls.is_in_bank(it, bank))

@@ -25,7 +25,8 @@ pub(crate) fn cases(n: usize) -> Vec<Case> {
     let has_records = |case: &Case| is_small(case) && !case.plan.banks.is_empty();
     cases.extend(of_seeds(n_records, waste_ir::random::expert_decoder, has_records));
     for kind in ["expert_lut", "expert_vq"] {
-        let has = |it: &&Case| it.plan.programs.iter().flat_map(|it| &it.steps).any(|it| it.kind.name() == kind);
+        let has =
+            |it: &&Case| it.plan.programs.iter().flat_map(|it| &it.steps).any(|it| it.kind.name() == kind);
         assert!(cases.iter().filter(has).count() >= 2, "few plans with {kind}");
     }
     cases

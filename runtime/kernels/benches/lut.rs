@@ -56,7 +56,8 @@ fn report(name: &str, lut: Lut, table: &KernelTable, matrix: &Matrix) {
         println!("{name:<36} linear of {tokens} {} G lookups/s", figures(tokens * lookups, &times));
     }
     // Experts come from memory, one after the other.
-    let many: Vec<Vec<u8>> = (0..FROM_MEMORY.div_ceil(matrix.indices.len())).map(|_| matrix.indices.clone()).collect();
+    let many: Vec<Vec<u8>> =
+        (0..FROM_MEMORY.div_ceil(matrix.indices.len())).map(|_| matrix.indices.clone()).collect();
     let mut at = 0;
     let cold = time(|| {
         acc.fill(0.0);

@@ -59,9 +59,7 @@ fn extent(step: &Step, call: Call) -> (usize, usize) {
         StepKind::ExpertLinear { .. }
         | StepKind::ExpertGlu { .. }
         | StepKind::ExpertLut { .. }
-        | StepKind::ExpertVq { .. } => {
-            (rows.min(experts::n_experts(step, call)), cols)
-        }
+        | StepKind::ExpertVq { .. } => (rows.min(experts::n_experts(step, call)), cols),
         _ => (rows, cols),
     }
 }

@@ -128,7 +128,12 @@ fn check_range(layout: LutLayout, positions: &Range<usize>, all: usize, tables: 
 /// What every linear asserts: few tokens, whole positions, a scale for every row.
 #[inline(always)]
 fn check_linear(layout: LutLayout, x: &RowsF32<'_>, scales: &[u8], scratch: &[f32], y: &TileMut<'_>) {
-    assert!(x.rows() <= VQ_TOKENS && x.rows() == y.rows(), "{} tokens for {} rows of results", x.rows(), y.rows());
+    assert!(
+        x.rows() <= VQ_TOKENS && x.rows() == y.rows(),
+        "{} tokens for {} rows of results",
+        x.rows(),
+        y.rows()
+    );
     assert!(x.cols().is_multiple_of(VEC_DIM), "{} inputs are whole positions", x.cols());
     assert_eq!(scales.len(), 2 * y.cols(), "a scale for every row");
     assert!(scratch.len() >= layout.linear_scratch(y.cols()), "scratch of a vector-quantised linear");

@@ -11,8 +11,7 @@ use super::{Bytes, Rng};
 type Build = fn(&KernelTable, VqCode, &[f32], &[f32], Range<usize>, &mut [u8]);
 type Apply = fn(&KernelTable, VqCode, &[u8], &[u8], Range<usize>, usize, &mut [f32]);
 
-type Linear =
-    fn(&KernelTable, VqCode, &RowsF32<'_>, &[f32], &[u8], &[u8], &mut [f32], &mut TileMut<'_>);
+type Linear = fn(&KernelTable, VqCode, &RowsF32<'_>, &[f32], &[u8], &[u8], &mut [f32], &mut TileMut<'_>);
 
 /// A build, its apply, and the linear that is made of both.
 #[derive(Clone, Copy)]

@@ -85,12 +85,16 @@ impl Step {
             // What the kernel asks for, and rows side by side.
             StepKind::ExpertVq { code, tables, gather } => {
                 let layout = LutLayout { code: *code, tables: *tables };
-                layout.linear_scratch(self.tile.cols as usize) as u64 * 4 + gathered(*gather, VQ_TOKENS as u64)
+                layout.linear_scratch(self.tile.cols as usize) as u64 * 4
+                    + gathered(*gather, VQ_TOKENS as u64)
             }
             StepKind::ExpertGlu { gather, quant, .. } => {
                 let products = cols.saturating_mul(u64::from(GATHER_ROWS)).saturating_mul(8);
                 let row = (cols * 4).next_multiple_of(64);
-                products.saturating_add(row).saturating_add(fx_row(*quant)).saturating_add(gathered(*gather, most_gathered))
+                products
+                    .saturating_add(row)
+                    .saturating_add(fx_row(*quant))
+                    .saturating_add(gathered(*gather, most_gathered))
             }
             _ => 0,
         };

@@ -130,7 +130,11 @@ impl Draw {
             35 => StepKind::ExpertPrefetch { bank: self.u32(), speculative: bias },
             36 => StepKind::ExpertWindow { bank: self.u32(), body: self.u32() },
             37 => StepKind::ExpertRelease { bank: self.u32(), body: self.u32() },
-            38 => StepKind::ExpertVq { code: self.pick(VqCode::ALL), tables: self.pick(Tables::ALL), gather: bias },
+            38 => StepKind::ExpertVq {
+                code: self.pick(VqCode::ALL),
+                tables: self.pick(Tables::ALL),
+                gather: bias,
+            },
             _ => StepKind::Unary { kind: self.pick(UnaryKind::ALL) },
         }
     }

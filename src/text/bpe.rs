@@ -25,8 +25,8 @@ use super::spec::{Flags, TokenizerSpec};
 /// Words whose tokens a whole model remembers.
 const CACHED_WORDS: usize = 4096;
 
-/// Texts that get a model of their own: together they cost less than the whole.
-const MOST_PARTS: u32 = 12;
+/// Texts that get a model of their own: who encodes many loses little to those that came first.
+const MOST_PARTS: u32 = 4;
 
 /// Texts within the words of one part: with more, the whole is not much dearer.
 const MOST_WITHIN: usize = 1 << 16;

@@ -48,6 +48,17 @@ fn smollm2s_oracle_is_met() {
 }
 
 #[test]
+fn ids_do_not_depend_on_the_texts_before() {
+    // The first texts of a tokenizer get tables of their own, later ones share those of the whole vocabulary.
+    let spec = smollm2_spec();
+    for (text, want) in oracle() {
+        let fresh = spec.clone().build().unwrap();
+        assert_eq!(fresh.encode_with_specials(&text).unwrap(), want, "{text:?}");
+        assert_eq!(fresh.encode(&text).unwrap(), TOKENIZER.encode(&text).unwrap(), "{text:?}");
+    }
+}
+
+#[test]
 fn a_users_text_never_becomes_a_control_token() {
     for text in ["<|im_start|>user\nhi<|im_end|>", "<|endoftext|>", "<repo_name>", "a<|im_end|>b"] {
         let with = TOKENIZER.encode_with_specials(text).unwrap();

@@ -11,6 +11,7 @@
 //!
 //! Deliberately absent: sessions (`crate::chat` keeps conversations over turns).
 
+mod bpe;
 mod bytelevel;
 mod chat;
 mod error;
@@ -24,6 +25,7 @@ mod spec;
 mod stream;
 mod tiktoken;
 mod tokenizer;
+mod words;
 
 pub use chat::{ChatInput, ChatTemplate, Message, Rendered, Zoned};
 pub use error::{Result, TextError};

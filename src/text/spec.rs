@@ -2,13 +2,14 @@
 //!
 //! Invariants (held by [`TokenizerSpec::checked`], for plan sections too)
 //! - token ids ascend strictly and are below 4 Mi;
-//! - merges join tokens that text can become, so that they never touch a control token;
+//! - merges make tokens of tokens that text can become, so that they never touch a control token;
 //! - components (normaliser, pre-tokeniser) are of the kinds listed here, and do not nest.
 //!
 //! Deliberately absent: models other than BPE, dropout, truncation and padding.
 
 use serde_json::Value as Json;
 
+use super::bpe;
 use super::chat::ChatTemplate;
 use super::error::{Result, TextError};
 use super::tokenizer::Tokenizer;
@@ -186,6 +187,11 @@ impl TokenizerSpec {
         }
     }
 
+    /// Whether the BPE model knows `token`: text can become it, or it stands for what text cannot.
+    pub(crate) fn is_known(&self, token: &Token) -> bool {
+        token.kind.is_text() || self.unk == Some(token.id)
+    }
+
     /// Sorts tokens by id and enforces the invariants; `file` is named in errors.
     pub(crate) fn checked(mut self, file: &str) -> Result<Self> {
         self.tokens.sort_by_key(|it| it.id);
@@ -210,6 +216,11 @@ impl TokenizerSpec {
                     return Err(TextError::malformed(file, reason));
                 }
             }
+        }
+        if let Some((left, right)) = bpe::first_that_makes_nothing(&self) {
+            let text = |id: u32| self.token(id).map_or("", |it| it.text.as_str());
+            let made = shown(&[text(left), text(right)].concat());
+            return Err(TextError::malformed(file, format!("merge {left} {right}: '{made}' is no token")));
         }
         let ids = self.prefix.iter().chain(&self.suffix).chain(&self.bos).chain(&self.unk);
         if let Some(id) = ids.into_iter().find(|id| self.token(**id).is_none()) {

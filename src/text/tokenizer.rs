@@ -8,21 +8,18 @@
 //!
 //! Deliberately absent: chat templates (`super::chat`).
 
-use tokenizers::models::bpe::{BPE, Vocab};
-use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper};
-
+use super::bpe::Models;
 use super::bytelevel;
-use super::error::{Result, TextError};
+use super::error::Result;
 use super::spec::{Kind, Match, Spelling, Token, TokenizerSpec};
 use super::stream::TextStream;
-
-/// Words whose tokens are remembered.
-const CACHED_WORDS: usize = 4096;
+use super::words::{Splitter, Words};
 
 /// Turns text into token ids and back.
 #[derive(Debug)]
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    splitter: Splitter,
+    models: Models,
     table: ByteTable,
     controls: Vec<Control>,
     prefix: Vec<u32>,
@@ -42,6 +39,21 @@ pub enum TextStart {
     Continuation,
 }
 
+/// A part of a template's text: a control token, or what stands between two.
+enum Part {
+    Id(u32),
+    Words(Words),
+}
+
+impl Part {
+    fn words(&self) -> Option<&Words> {
+        match self {
+            Self::Words(words) => Some(words),
+            Self::Id(_) => None,
+        }
+    }
+}
+
 /// A control token and how it is matched.
 #[derive(Debug)]
 struct Control {
@@ -52,10 +64,8 @@ struct Control {
 
 impl Tokenizer {
     pub(crate) fn new(spec: TokenizerSpec) -> Result<Self> {
-        // The crate's tables take nearly all of the time.
-        let (inner, table) = rayon::join(|| build_inner(&spec), || ByteTable::new(&spec));
-        let inner = inner?;
-        let heap_bytes = estimate_heap(&spec) + table.heap_bytes();
+        let (splitter, models, table) = (Splitter::new(&spec)?, Models::new(&spec), ByteTable::new(&spec));
+        let heap_bytes = models.heap_bytes() + table.heap_bytes();
         let dummy_prefix = matches!(spec.spelling, Spelling::Sentence { dummy_prefix: true });
         let TokenizerSpec { tokens, prefix, suffix, bos, stop_ids, .. } = spec;
         let mut controls: Vec<Control> = tokens
@@ -66,7 +76,18 @@ impl Tokenizer {
             })
             .collect();
         controls.sort_by_key(|it| std::cmp::Reverse(it.text.len()));
-        Ok(Self { inner, table, controls, prefix, suffix, bos, stop_ids, dummy_prefix, heap_bytes })
+        Ok(Self {
+            splitter,
+            models,
+            table,
+            controls,
+            prefix,
+            suffix,
+            bos,
+            stop_ids,
+            dummy_prefix,
+            heap_bytes,
+        })
     }
 
     /// The ids of a user's `text`, with the BOS (and EOS) that the model wants around it. Text that looks
@@ -76,7 +97,7 @@ impl Tokenizer {
     /// If the `tokenizers` crate fails on the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let mut ids = self.prefix.clone();
-        self.encode_piece(text, &mut ids)?;
+        self.encode_parts(self.words(text)?.into_iter().collect(), &mut ids)?;
         ids.extend(&self.suffix);
         Ok(ids)
     }
@@ -87,7 +108,7 @@ impl Tokenizer {
     /// As [`Tokenizer::encode`].
     pub fn encode_bare(&self, text: &str) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
-        self.encode_piece(text, &mut ids)?;
+        self.encode_parts(self.words(text)?.into_iter().collect(), &mut ids)?;
         Ok(ids)
     }
 
@@ -107,11 +128,11 @@ impl Tokenizer {
     }
 
     fn encode_template(&self, text: &str, mark: Option<char>) -> Result<Vec<u32>> {
-        let encode = |piece: &str, ids: &mut Vec<u32>| match mark {
-            Some(mark) if piece.contains(mark) => self.encode_piece(&piece.replace(mark, ""), ids),
-            _ => self.encode_piece(piece, ids),
+        let words = |piece: &str| match mark {
+            Some(mark) if piece.contains(mark) => self.words(&piece.replace(mark, "")),
+            _ => self.words(piece),
         };
-        let mut ids = Vec::new();
+        let mut parts = Vec::new();
         let mut start = 0;
         let mut at = 0;
         while at < text.len() {
@@ -120,15 +141,17 @@ impl Tokenizer {
                 continue;
             };
             let before = &text[start..at];
-            encode(if control.by.lstrip { before.trim_end() } else { before }, &mut ids)?;
-            ids.push(control.id);
+            parts.extend(words(if control.by.lstrip { before.trim_end() } else { before })?);
+            parts.push(Part::Id(control.id));
             at += control.text.len();
             if control.by.rstrip {
                 at = text.len() - text[at..].trim_start().len();
             }
             start = at;
         }
-        encode(&text[start..], &mut ids)?;
+        parts.extend(words(&text[start..])?);
+        let mut ids = Vec::new();
+        self.encode_parts(parts, &mut ids)?;
         Ok(ids)
     }
 
@@ -201,13 +224,21 @@ impl Tokenizer {
         self.dummy_prefix && start == TextStart::Document
     }
 
-    fn encode_piece(&self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
-        if text.is_empty() {
-            return Ok(());
+    /// The words of `text`, if it has any.
+    fn words(&self, text: &str) -> Result<Option<Part>> {
+        if text.is_empty() { Ok(None) } else { self.splitter.split(text).map(|it| Some(Part::Words(it))) }
+    }
+
+    /// Appends the ids of `parts`, all from one model.
+    fn encode_parts(&self, parts: Vec<Part>, ids: &mut Vec<u32>) -> Result<()> {
+        let words = parts.iter().filter_map(Part::words).flat_map(Words::to_encode);
+        let model = self.models.of_words(words)?;
+        for part in parts {
+            match part {
+                Part::Id(id) => ids.push(id),
+                Part::Words(words) => words.encode(&model, ids)?,
+            }
         }
-        let encoding =
-            self.inner.encode_fast(text, false).map_err(|err| TextError::Encode(err.to_string()))?;
-        ids.extend(encoding.get_ids());
         Ok(())
     }
 
@@ -222,49 +253,6 @@ impl Tokenizer {
                         || is_word(text[at + it.text.len()..].chars().next())))
         })
     }
-}
-
-fn build_inner(spec: &TokenizerSpec) -> Result<tokenizers::Tokenizer> {
-    let is_known = |it: &&Token| it.kind.is_text() || spec.unk == Some(it.id);
-    let text = |id: u32| spec.token(id).map(|it| it.text.clone()).unwrap_or_default();
-    let (vocab, merges): (Vocab, _) = rayon::join(
-        || spec.tokens.iter().filter(is_known).map(|it| (it.text.clone(), it.id)).collect(),
-        || spec.merges.iter().map(|&(left, right)| (text(left), text(right))).collect(),
-    );
-    let mut builder = BPE::builder()
-        .vocab_and_merges(vocab, merges)
-        .byte_fallback(spec.flags.byte_fallback)
-        .fuse_unk(spec.flags.fuse_unk)
-        .ignore_merges(spec.flags.ignore_merges)
-        .cache_capacity(CACHED_WORDS);
-    if let Some(unk) = spec.unk {
-        builder = builder.unk_token(text(unk));
-    }
-    let refused = |what: &str, err: &dyn std::fmt::Display| {
-        TextError::malformed("tokenizer", format!("{what} is refused: {err}"))
-    };
-    let model = builder.build().map_err(|err| refused("the vocabulary", &err))?;
-    let mut inner = tokenizers::Tokenizer::new(model);
-    if let Some(json) = &spec.normalizer {
-        let part: NormalizerWrapper =
-            serde_json::from_str(json).map_err(|err| refused("the normalizer", &err))?;
-        inner.with_normalizer(Some(part));
-    }
-    if let Some(json) = &spec.pre_tokenizer {
-        let part: PreTokenizerWrapper =
-            serde_json::from_str(json).map_err(|err| refused("the pre-tokenizer", &err))?;
-        inner.with_pre_tokenizer(Some(part));
-    }
-    let added: Vec<AddedToken> = spec.tokens.iter().filter_map(added_token).collect();
-    inner.add_tokens(&added);
-    Ok(inner)
-}
-
-fn added_token(token: &Token) -> Option<AddedToken> {
-    let Kind::Added(by) = token.kind else { return None };
-    let added = AddedToken::from(token.text.clone(), false);
-    let added = added.lstrip(by.lstrip).rstrip(by.rstrip);
-    Some(added.single_word(by.single_word).normalized(by.normalized))
 }
 
 /// The bytes of every token, back to back.
@@ -325,13 +313,4 @@ pub(crate) fn byte_named(text: &str) -> Option<u8> {
     let hex = text.strip_prefix("<0x")?.strip_suffix('>')?;
     let is_two = hex.len() == 2 && hex.bytes().all(|b| b.is_ascii_hexdigit());
     is_two.then(|| u8::from_str_radix(hex, 16).ok()).flatten()
-}
-
-/// What the maps of the `tokenizers` crate hold: each text twice (text → id, id → text), each merge once,
-/// and the cache of words; a hash table has 8 slots for 7 entries and is at least half full.
-fn estimate_heap(spec: &TokenizerSpec) -> u64 {
-    let slots = |entries: usize| (entries.max(4) * 8 / 7).next_power_of_two() as u64;
-    let texts: u64 = spec.tokens.iter().map(|it| 2 * (it.text.len() as u64).next_multiple_of(16)).sum();
-    let maps = 2 * slots(spec.tokens.len()) * 33 + slots(spec.merges.len()) * 17;
-    texts + maps + CACHED_WORDS as u64 * 300
 }

@@ -24,19 +24,19 @@ const BUMPED_PAIRS: usize = 8_000_000;
 /// Places all classes.
 pub(crate) fn place(intervals: &[Interval]) -> Placement {
     let bound = lower_bound(intervals);
-    let mut by_size: Vec<usize> = (0..intervals.len()).collect();
-    by_size.sort_by_key(|i| (std::cmp::Reverse(intervals[*i].bytes), intervals[*i].start, *i));
+    let by_size = by_size(intervals);
     let mut by_start: Vec<usize> = (0..intervals.len()).collect();
     by_start.sort_by_key(|i| (intervals[*i].start, std::cmp::Reverse(intervals[*i].bytes), *i));
+    let sized = greedy(intervals, &by_size, Fit::Lowest, "size");
     let tries = [
-        greedy(intervals, &by_size, Fit::Lowest, "size"),
+        sized.clone(),
         greedy(intervals, &by_start, Fit::Lowest, "start"),
         greedy(intervals, &by_start, Fit::BestGap, "gap"),
     ];
     let mut best =
         tries.into_iter().reduce(|a, b| if b.bytes < a.bytes { b } else { a }).expect("three tries");
     if best.bytes > bound {
-        best = bumped(intervals, by_size.clone(), bound, best);
+        best = bumped(intervals, by_size.clone(), sized, bound, best);
     }
     if best.bytes > bound && intervals.len() <= EXACT_CLASSES {
         return exact(intervals, &by_size, bound, best);
@@ -72,20 +72,34 @@ fn greedy(intervals: &[Interval], order: &[usize], fit: Fit, heuristic: &'static
     Placement { offsets, bytes, heuristic }
 }
 
-/// Greedy by size again and again: classes that reach above the bound go to the front, since what comes first gets its place.
-fn bumped(intervals: &[Interval], mut order: Vec<usize>, bound: u64, mut best: Placement) -> Placement {
+/// The largest classes first.
+fn by_size(intervals: &[Interval]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..intervals.len()).collect();
+    order.sort_by_key(|i| (std::cmp::Reverse(intervals[*i].bytes), intervals[*i].start, *i));
+    order
+}
+
+/// Greedy again and again after `last`, which was placed in `order`: classes that reached above the bound go to the front, since what
+/// comes first gets its place.
+fn bumped(
+    intervals: &[Interval],
+    mut order: Vec<usize>,
+    mut last: Placement,
+    bound: u64,
+    mut best: Placement,
+) -> Placement {
     let rounds = BUMPED_PAIRS / (intervals.len() * intervals.len()).max(1);
-    for _ in 0..rounds {
-        let placement = greedy(intervals, &order, Fit::Lowest, "bumped");
-        let is_high = |i: &usize| placement.offsets[*i] + intervals[*i].bytes > bound;
+    for _ in 1..rounds {
+        let is_high = |i: &usize| last.offsets[*i] + intervals[*i].bytes > bound;
         let (high, rest): (Vec<usize>, Vec<usize>) = order.iter().partition(|it| is_high(it));
-        if placement.bytes < best.bytes {
-            best = placement;
+        order = [high, rest].concat();
+        last = greedy(intervals, &order, Fit::Lowest, "bumped");
+        if last.bytes < best.bytes {
+            best = last.clone();
         }
-        if best.bytes <= bound || high.is_empty() {
+        if best.bytes <= bound {
             break;
         }
-        order = [high, rest].concat();
     }
     best
 }
@@ -195,11 +209,7 @@ mod tests {
                 })
                 .collect();
             let bound = lower_bound(&case);
-            let by_size = {
-                let mut order: Vec<usize> = (0..case.len()).collect();
-                order.sort_by_key(|i| (std::cmp::Reverse(case[*i].bytes), case[*i].start, *i));
-                greedy(&case, &order, Fit::Lowest, "size")
-            };
+            let by_size = greedy(&case, &by_size(&case), Fit::Lowest, "size");
             let placed = place(&case);
             assert!(placed.bytes <= by_size.bytes);
             reached[0] += usize::from(by_size.bytes == bound);

@@ -207,10 +207,6 @@ impl<'w> Within<'w> {
     }
 }
 
-fn text_of(spec: &TokenizerSpec, id: u32) -> &str {
-    spec.token(id).map_or("", |it| it.text.as_str())
-}
-
 /// The first merge that makes no token the model knows.
 pub(crate) fn first_that_makes_nothing(spec: &TokenizerSpec) -> Option<(u32, u32)> {
     let known: Vec<&str> =
@@ -222,7 +218,7 @@ pub(crate) fn first_that_makes_nothing(spec: &TokenizerSpec) -> Option<(u32, u32
     let (mut next, mut near) = (0, known.len());
     let mut all: Option<HashMap<&str, usize>> = None;
     spec.merges.iter().copied().find(|&(left, right)| {
-        let (left, right) = (text_of(spec, left), text_of(spec, right));
+        let (left, right) = (spec.text_of(left), spec.text_of(right));
         let found = (next..known.len()).take(near).find(|&at| is_made(known[at], left, right));
         let found = found.or_else(|| {
             let all = all.get_or_insert_with(|| known.iter().copied().zip(0..).collect());
@@ -363,7 +359,7 @@ mod tests {
             assert_eq!(first_that_makes_nothing(&spec), None);
             let ids: Vec<(u32, Match)> = spec.tokens.iter().map(|it| (it.id, Match::default())).collect();
             let Some(&(left, right)) = spec.merges.first() else { continue };
-            let made = [text_of(&spec, left), text_of(&spec, right)].concat();
+            let made = [spec.text_of(left), spec.text_of(right)].concat();
             let (id, by) = ids[spec.tokens.iter().position(|it| it.text == made).unwrap()];
             spec.tokens[id as usize].kind = Kind::Control(by);
             assert_eq!(first_that_makes_nothing(&spec), Some((left, right)));

@@ -187,6 +187,11 @@ impl TokenizerSpec {
         }
     }
 
+    /// The text of token `id`; empty if there is none.
+    pub(crate) fn text_of(&self, id: u32) -> &str {
+        self.token(id).map_or("", |it| it.text.as_str())
+    }
+
     /// Whether the BPE model knows `token`: text can become it, or it stands for what text cannot.
     pub(crate) fn is_known(&self, token: &Token) -> bool {
         token.kind.is_text() || self.unk == Some(token.id)
@@ -218,8 +223,7 @@ impl TokenizerSpec {
             }
         }
         if let Some((left, right)) = bpe::first_that_makes_nothing(&self) {
-            let text = |id: u32| self.token(id).map_or("", |it| it.text.as_str());
-            let made = shown(&[text(left), text(right)].concat());
+            let made = shown(&[self.text_of(left), self.text_of(right)].concat());
             return Err(TextError::malformed(file, format!("merge {left} {right}: '{made}' is no token")));
         }
         let ids = self.prefix.iter().chain(&self.suffix).chain(&self.bos).chain(&self.unk);

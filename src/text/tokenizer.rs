@@ -231,6 +231,9 @@ impl Tokenizer {
 
     /// Appends the ids of `parts`, all from one model.
     fn encode_parts(&self, parts: Vec<Part>, ids: &mut Vec<u32>) -> Result<()> {
+        if parts.is_empty() {
+            return Ok(());
+        }
         let words = parts.iter().filter_map(Part::words).flat_map(Words::to_encode);
         let model = self.models.of_words(words)?;
         for part in parts {

@@ -10,6 +10,7 @@ use super::experts::{chunks, n_experts};
 use super::linear::X;
 use super::{Exec, Part};
 use crate::arena::f32s;
+use crate::stream::Matrix;
 
 /// Slabs that hold columns `cols` of the inputs, as ranges of positions.
 fn slabs(cols: Range<usize>) -> impl Iterator<Item = Range<usize>> {
@@ -22,6 +23,13 @@ fn weight_id(operand: &Operand) -> u32 {
         Place::Weight(id) => id,
         Place::Scratch(_) | Place::Io(_) | Place::State(_) => panic!("{:?} is no weight", operand.place),
     }
+}
+
+/// The index stream of `record` from the first row of a tile on, and the scales of the tile's rows.
+fn rows_of<'r>(record: &'r Matrix<'_>, part: &Part, code: VqCode, k: usize) -> (&'r [u8], &'r [u8]) {
+    let of_block = k / VEC_DIM * ROW_BLOCK * code.position_bytes();
+    let indices = &record.indices()[part.cols.start / ROW_BLOCK * of_block..];
+    (indices, &record.scales()[2 * part.cols.start..2 * part.cols.end])
 }
 
 impl Exec<'_> {
@@ -50,16 +58,9 @@ impl Exec<'_> {
     pub(super) fn expert_lut(&self, step: &Step, part: &Part, gather: bool, scratch: &mut [f32]) {
         let [tables, bank, order, groups] = &step.reads[..] else { unreachable!("validated reads") };
         let layout = tables.dtype.lut().expect("validated tables");
-        let (experts, pairs) = (n_experts(step, self.call), self.call.rows(order.rows));
-        let Some((expert, range)) = self.group(groups, part.rows.start, experts, pairs) else { return };
-        let Some(source) = self.experts else { return };
-        // A record that is not there has failed the step already.
-        let Some(record) = source.record(weight_id(bank), expert) else { return };
-        self.count_expert(part, record.indices().len() + record.scales().len());
         let k = bank.cols as usize;
-        let block = k / VEC_DIM * ROW_BLOCK * layout.code.position_bytes();
-        let indices = &record.indices()[part.cols.start / ROW_BLOCK * block..];
-        let scales = &record.scales()[2 * part.cols.start..2 * part.cols.end];
+        let Some((range, record)) = self.record(step, part, (bank, order, groups)) else { return };
+        let (indices, scales) = rows_of(&record, part, layout.code, k);
         let sums = &mut scratch[..part.cols.len()];
         for p in range {
             let row = self.source_row(order, tables, p, gather);
@@ -94,14 +95,8 @@ impl Exec<'_> {
         scratch: &mut [f32],
     ) {
         let [x, bank, order, groups, books] = &step.reads[..] else { unreachable!("validated reads") };
-        let (experts, pairs) = (n_experts(step, self.call), self.call.rows(order.rows));
-        let Some((expert, range)) = self.group(groups, part.rows.start, experts, pairs) else { return };
-        // A record that is not there has failed the step already.
-        let Some(record) = self.experts.and_then(|it| it.record(weight_id(bank), expert)) else { return };
-        self.count_expert(part, record.indices().len() + record.scales().len());
-        let of_block = bank.cols as usize / VEC_DIM * ROW_BLOCK * layout.code.position_bytes();
-        let indices = &record.indices()[part.cols.start / ROW_BLOCK * of_block..];
-        let scales = &record.scales()[2 * part.cols.start..2 * part.cols.end];
+        let Some((range, record)) = self.record(step, part, (bank, order, groups)) else { return };
+        let (indices, scales) = rows_of(&record, part, layout.code, bank.cols as usize);
         let books = f32s(self.spaces.weight_of(books));
         let (scratch, gathered) = scratch.split_at_mut(layout.linear_scratch(part.cols.len()));
         for rows in chunks(range, VQ_TOKENS) {
@@ -118,6 +113,21 @@ impl Exec<'_> {
                 Tables::Container => table.vq_linear_container(code, &x, books, indices, scales, scratch, y),
             }
         }
+    }
+
+    /// The pairs of the expert of a tile and its matrix, which is counted; `None` if the expert has no pairs.
+    fn record(
+        &self,
+        step: &Step,
+        part: &Part,
+        (bank, order, groups): (&Operand, &Operand, &Operand),
+    ) -> Option<(Range<usize>, Matrix<'_>)> {
+        let (experts, pairs) = (n_experts(step, self.call), self.call.rows(order.rows));
+        let (expert, range) = self.group(groups, part.rows.start, experts, pairs)?;
+        // A record that is not there has failed the step already.
+        let record = self.experts?.record(weight_id(bank), expert)?;
+        self.count_expert(part, record.indices().len() + record.scales().len());
+        Some((range, record))
     }
 
     /// Prefetches, opens a window or lets it go; also after the step was stopped, so that all threads leave the loop together.

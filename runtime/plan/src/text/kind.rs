@@ -252,17 +252,12 @@ fn family(name: &str, it: &mut Braces<'_, '_>) -> Parsed<StepKind> {
         },
         "expert_sum" => StepKind::ExpertSum,
         "lut_build" => {
-            it.attr("code")?;
-            let code = it.line.named("code", VqCode::from_name)?;
-            it.attr("tables")?;
-            StepKind::LutBuild { code, tables: it.line.named("tables", Tables::from_name)? }
+            let (code, tables) = it.lut()?;
+            StepKind::LutBuild { code, tables }
         }
         "expert_lut" => StepKind::ExpertLut { gather: it.takes("gather") },
         "expert_vq" => {
-            it.attr("code")?;
-            let code = it.line.named("code", VqCode::from_name)?;
-            it.attr("tables")?;
-            let tables = it.line.named("tables", Tables::from_name)?;
+            let (code, tables) = it.lut()?;
             StepKind::ExpertVq { code, tables, gather: it.takes("gather") }
         }
         "expert_prefetch" => {
@@ -299,6 +294,13 @@ impl Braces<'_, '_> {
             return Err(self.line.error(format!("expected the attribute '{name}'")));
         }
         self.line.mark('=')
+    }
+
+    fn lut(&mut self) -> Parsed<(VqCode, Tables)> {
+        self.attr("code")?;
+        let code = self.line.named("code", VqCode::from_name)?;
+        self.attr("tables")?;
+        Ok((code, self.line.named("tables", Tables::from_name)?))
     }
 
     fn int(&mut self, name: &str) -> Parsed<u32> {

@@ -61,15 +61,19 @@ pub(super) fn linear<C: Code, const S: usize, const E: usize>(
             products::<S, E>(&inputs(x, from + v), books, table, &mut amax);
         }
         let scale = tables.q_max().map(|q_max| Scale::of(amax, q_max));
-        let (start, stride) = (from * C::POSITION, of_rows);
+        of_block.fill([0.0; VQ_TOKENS]);
         for (v, table) in block.iter_mut().enumerate() {
-            let rows = indices[start + v * C::POSITION..].chunks(stride);
+            let rows = indices[(from + v) * C::POSITION..].chunks(of_rows);
             match &scale {
                 Some(scale) => {
                     scale.quantise(table);
-                    add::<C, S, E>(rows, table, of_block, v == 0);
+                    let words = |a, b| {
+                        let sum = _mm256_add_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b));
+                        _mm256_castsi256_ps(sum)
+                    };
+                    add::<C, S, E>(rows, table, of_block, words);
                 }
-                None => add_floats::<C, S, E>(rows, table, sums),
+                None => add::<C, S, E>(rows, table, sums, |a, b| _mm256_add_ps(a, b)),
             }
         }
         if let Some(scale) = scale {
@@ -159,39 +163,15 @@ impl Scale {
     }
 }
 
-/// Adds the integers that the rows of all blocks name in a position; the `first` one of a block of positions begins.
+/// Adds what the rows of all blocks name in a position: stages first, then the sum so far. Of words the order does not
+/// matter.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn add<'a, C: Code, const S: usize, const E: usize>(
     rows: impl Iterator<Item = &'a [u8]>,
     table: &Position<S, E>,
     sums: &mut [Lanes],
-    first: bool,
-) {
-    for (indices, sums) in rows.zip(sums.as_chunks_mut::<ROW_BLOCK>().0) {
-        if first {
-            *sums = [[0.0; VQ_TOKENS]; ROW_BLOCK];
-        }
-        ahead::<C>(indices);
-        for (indices, sum) in indices.chunks_exact(C::BYTES).zip(sums) {
-            let numbers = C::CODE.unpack(indices);
-            let mut all = _mm256_castps_si256(load_ps(sum));
-            for (table, number) in table.iter().zip(numbers) {
-                let entry = load_ps(&table[usize::from(number) % E]);
-                all = _mm256_add_epi32(all, _mm256_castps_si256(entry));
-            }
-            store_ps(sum, _mm256_castsi256_ps(all));
-        }
-    }
-}
-
-/// The same in floats: stages first, then the sum so far.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn add_floats<'a, C: Code, const S: usize, const E: usize>(
-    rows: impl Iterator<Item = &'a [u8]>,
-    table: &Position<S, E>,
-    sums: &mut [Lanes],
+    plus: impl Fn(__m256, __m256) -> __m256,
 ) {
     for (indices, sums) in rows.zip(sums.as_chunks_mut::<ROW_BLOCK>().0) {
         ahead::<C>(indices);
@@ -200,9 +180,9 @@ fn add_floats<'a, C: Code, const S: usize, const E: usize>(
             let entry = |s: usize| load_ps(&table[s][usize::from(numbers[s]) % E]);
             let mut all = entry(0);
             for s in 1..S {
-                all = _mm256_add_ps(all, entry(s));
+                all = plus(all, entry(s));
             }
-            store_ps(sum, _mm256_add_ps(load_ps(sum), all));
+            store_ps(sum, plus(load_ps(sum), all));
         }
     }
 }

@@ -4,6 +4,8 @@
 #[path = "support/by_hand.rs"]
 mod by_hand;
 
+use std::cell::Cell;
+
 use waste_ir::interp::Data;
 use waste_ir::random::{self, RandomModule, Rng};
 use waste_ir::{Inputs, Interp, InterpError, Tensor, decode_weight, verify};
@@ -256,6 +258,29 @@ fn weights_are_decoded_transposed_and_joined() {
         decode_weight(&module, module.weights.keys().next().unwrap(), &short).unwrap_err(),
         "found 3 bytes, expected 4"
     );
+}
+
+#[test]
+fn weights_beyond_what_is_kept_are_asked_for_again() {
+    let random = random::decoder(1);
+    let verified = verify(&random.module).unwrap();
+    let asked = Cell::new(0);
+    let source = |id| {
+        asked.set(asked.get() + 1);
+        random.weight(id)
+    };
+    let asks_in_two_steps = |interp: Interp<'_>| {
+        let mut interp = interp;
+        let logits = [0, 1].map(|pos| {
+            interp.run("decode", &Inputs::tokens(&[3], &[0], &[pos], &[0])).unwrap()["logits"].clone()
+        });
+        (asked.take(), logits)
+    };
+    let (once, kept) = asks_in_two_steps(Interp::new(verified, &source));
+    let (twice, forgotten) = asks_in_two_steps(Interp::new(verified, &source).keeping(0));
+    let (between, _) = asks_in_two_steps(Interp::new(verified, &source).keeping(100));
+    assert!(once < between && between < twice && twice >= 2 * once, "{once} {between} {twice}");
+    assert_eq!(kept, forgotten);
 }
 
 /// Logits of the last token of `tokens` in `row`, fed in calls of at most `chunk` tokens.

@@ -19,6 +19,7 @@ use waste_ir::{Module, SourceDecl, SourceId};
 use waste_plan::DType;
 use waste_plan::ids::EntityRef;
 use waste_plan::schema::{Place, Plan, PortName};
+use waste_runtime::sys::Machine;
 use waste_runtime::{LoadedPlan, RuntimeError, Session, Token};
 
 use super::args::{Form, LimitArgs, MachineArgs, parse_ids, read_text};
@@ -212,7 +213,8 @@ fn for_each_call(
     };
     let weights = |id| decode_weight(module, id, &read);
     let matrices = |id, e| decode_matrix(module, id, e, &read);
-    let mut interp = Interp::new(verified(module)?, &weights).with_matrices(&matrices);
+    let elements = Machine::detect().usable_ram().map_or(usize::MAX, kept_elements);
+    let mut interp = Interp::new(verified(module)?, &weights).with_matrices(&matrices).keeping(elements);
     for call in calls {
         let number = |n: usize| i32::try_from(n).expect("positions are below 2^31");
         let n = call.tokens.len();
@@ -223,6 +225,11 @@ fn for_each_call(
         f(call, &values.map_err(|err| CliError::Input(format!("the reference: {err}")))?)?;
     }
     Ok(())
+}
+
+/// Elements of weights that the evaluator keeps: a quarter of the memory, beside two sessions and the weight that is decoded.
+fn kept_elements(usable_ram: u64) -> usize {
+    usize::try_from(usable_ram / 4 / 8).unwrap_or(usize::MAX)
 }
 
 /// Whether the files are those that the plan was compiled from, by number, length and header.

@@ -1,5 +1,5 @@
 //! DeepSeek-V3 and R1, and Kimi K2 of the same make (DeepSeek-V3 technical report 2024; transformers 5, `modeling_deepseek_v3.py`):
-//! a [hybrid](super::hybrid) decoder all of whose layers have latent attention, which rotates.
+//! a `hybrid` decoder all of whose layers have latent attention, which rotates.
 //!
 //! What predicts further tokens (`num_nextn_predict_layers`) follows the last layer and is left out.
 

@@ -1,5 +1,5 @@
 //! Kimi-Linear (Kimi Linear technical report 2025; transformers 5, `modeling_kimi_linear.py`) and what Kimi K3 adds to it, from
-//! config.json: a [hybrid](super::hybrid) decoder. Numbers of layers in the lists of the configuration count from 1.
+//! config.json: a `hybrid` decoder. Numbers of layers in the lists of the configuration count from 1.
 //!
 //! The `rope` dimensions of a model without rotation (`mla_use_nope`) take part as they are.
 

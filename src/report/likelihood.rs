@@ -87,7 +87,7 @@ impl Likelihood {
     }
 }
 
-/// −ln softmax(logits)[target], in f64.
+/// `−ln softmax(logits)[target]`, in f64.
 fn negative_log_probability(logits: &[f32], target: u32) -> f64 {
     let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|it| f64::from(it - most).exp()).sum();

@@ -90,6 +90,8 @@ pub struct Interp<'m> {
     source: &'m WeightSource<'m>,
     matrices: Option<&'m MatrixSource<'m>>,
     weights: HashMap<WeightId, Rc<Tensor>>,
+    /// Elements that may be kept beside those of `weights`.
+    room: usize,
     states: SecondaryMap<StateId, Vec<f64>>,
 }
 
@@ -100,11 +102,11 @@ impl std::fmt::Debug for Interp<'_> {
 }
 
 impl<'m> Interp<'m> {
-    /// An evaluator with empty states; weights are asked for when they are first used.
+    /// An evaluator with empty states; weights are asked for when they are first used, and kept.
     #[must_use]
     pub fn new(module: Verified<'m>, source: &'m WeightSource<'m>) -> Self {
         let states = SecondaryMap::new(Vec::new());
-        Self { module: module.module(), source, matrices: None, weights: HashMap::new(), states }
+        Self { module: module.module(), source, matrices: None, weights: HashMap::new(), room: usize::MAX, states }
     }
 
     /// The same evaluator, which asks `matrices` for each matrix of an expert when it is used, and keeps none: for banks that do not fit
@@ -112,6 +114,14 @@ impl<'m> Interp<'m> {
     #[must_use]
     pub const fn with_matrices(mut self, matrices: &'m MatrixSource<'m>) -> Self {
         self.matrices = Some(matrices);
+        self
+    }
+
+    /// The same evaluator, which keeps decoded weights of at most so many elements, of 8 bytes each: the first ones that fit. Others are
+    /// asked for at every use.
+    #[must_use]
+    pub const fn keeping(mut self, elements: usize) -> Self {
+        self.room = elements;
         self
     }
 
@@ -183,7 +193,10 @@ impl<'m> Interp<'m> {
             return Err(error(format!("found {} elements, expected {expected}", data.len())));
         }
         let weight = Rc::new(Tensor { shape, data: Data::F64(data) });
-        self.weights.insert(id, Rc::clone(&weight));
+        if let Some(room) = self.room.checked_sub(expected) {
+            self.room = room;
+            self.weights.insert(id, Rc::clone(&weight));
+        }
         Ok(weight)
     }
 }

@@ -32,7 +32,9 @@ pub fn decode_weight(module: &Module, id: WeightId, read: &ReadBytes<'_>) -> Res
         WeightInit::Concat(parts) => {
             let mut all = Vec::new();
             for part in parts {
-                all.extend(decode_weight(module, *part, read)?);
+                let part = decode_weight(module, *part, read)?;
+                all.reserve_exact(part.len());
+                all.extend(part);
             }
             Ok(all)
         }
@@ -154,7 +156,8 @@ fn grouped(
     let row_bytes = layout.row_bytes(cols).ok_or("a row beyond 64 bits")?;
     let codes = read_all(read, codes, row_bytes.checked_mul(rows))?;
     let scales = read_all(read, scales, layout.scale_bytes(cols).checked_mul(rows))?;
-    let mut all = Vec::new();
+    // As long as their bytes, which were there, make it.
+    let mut all = Vec::with_capacity((rows * cols) as usize);
     let mut row = vec![0.0; cols as usize];
     let rows =
         codes.chunks_exact(row_bytes as usize).zip(scales.chunks_exact(layout.scale_bytes(cols) as usize));

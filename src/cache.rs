@@ -2,7 +2,9 @@
 //!
 //! An entry is `KEY.wplan` with `KEY.json` beside it. The key is a hash of the model's headers and tensor tables, of
 //! length, time of change and inode of each file, of the options, and of this program's version. The JSON keeps the hash
-//! of the files' whole content, so that a model that was only moved, copied or touched finds its plan again.
+//! of the files' whole content, so that a model that was only moved, copied or touched finds its plan again. Experts in files
+//! are neither read whole nor moved: their plan names the files, so these belong to the key, and the hashes of their headers
+//! stand for their content.
 //!
 //! Invariants
 //! - an entry appears whole or not at all: the plan is renamed into place, then its JSON;
@@ -19,7 +21,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::compile::CompileOptions;
-use crate::formats::{Adapter, FormatError, ModelFiles, hex};
+use crate::formats::{Adapter, FormatError, ModelFiles, Source, hex};
+use crate::models::source_decls;
 use crate::progress::Progress;
 
 /// A folder of compiled plans.
@@ -77,6 +80,10 @@ impl Key {
         family.update(options_text(options));
         for folder in &options.lora {
             family.update(Adapter::open(folder)?.hash());
+        }
+        for bank in banks(files) {
+            family.update(real_path(bank.1).as_os_str().as_encoded_bytes());
+            family.update([0]);
         }
         let family = hex(&family.finalize());
         let mut exact = Sha256::new();
@@ -206,17 +213,33 @@ impl PlanCache {
     }
 }
 
+/// Where a file is, whatever name was used for it.
+fn real_path(source: &Source) -> PathBuf {
+    source.path().canonicalize().unwrap_or_else(|_| source.path().to_owned())
+}
+
 fn model_name(files: &ModelFiles) -> String {
     files.sources().first().map_or_else(String::new, |it| it.path().to_string_lossy().into_owned())
 }
 
-/// SHA-256 over the whole content of all files with tensors.
+/// The files of experts that a plan reads while it runs, with their numbers.
+fn banks(files: &ModelFiles) -> impl Iterator<Item = (usize, &Source)> {
+    let container = files.container();
+    let is_bank = move |at: usize| container.is_some_and(|it| it.banks().values().any(|it| it.file() == at));
+    files.sources().iter().enumerate().filter(move |it| is_bank(it.0))
+}
+
+/// SHA-256 over the whole content of all files with tensors, and the hashes of headers of experts in files.
 fn content_hash(files: &ModelFiles, progress: &dyn Progress) -> String {
     const PIECE: usize = 8 << 20;
-    let total = files.total_bytes();
+    let banks: Vec<usize> = banks(files).map(|it| it.0).collect();
+    let decls = source_decls(files);
+    let whole = || files.sources().iter().enumerate().filter(|it| !banks.contains(&it.0)).map(|it| it.1);
+    let total = whole().map(|it| it.stamp().len).sum();
     let mut hash = Sha256::new();
     let mut done = 0;
-    for source in files.sources() {
+    banks.iter().for_each(|it| hash.update(&decls[*it].header_sha256));
+    for source in whole() {
         hash.update((source.bytes().len() as u64).to_le_bytes());
         for piece in source.bytes().chunks(PIECE) {
             hash.update(piece);

@@ -82,3 +82,31 @@ fn a_damaged_plan_is_compiled_anew() {
         assert!(std::fs::read(plan).unwrap() == whole, "the same plan as before");
     }
 }
+
+/// A plan names the files of its experts: it serves the container where it is, not one that was moved or converted anew.
+#[test]
+fn a_container_has_its_own_plan_where_it_is() {
+    let scratch = Scratch::new("cache-container");
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/containers/tiny-vq4p");
+    let [here, there] = ["a", "b"].map(|it| scratch.path().join(it));
+    std::fs::create_dir(&here).unwrap();
+    for file in std::fs::read_dir(from).unwrap().map(|it| it.unwrap()) {
+        std::fs::copy(file.path(), here.join(file.file_name())).unwrap();
+    }
+    let first = run(&scratch, &here, &["-q"]);
+    // Touched, and whole.
+    let touched = std::fs::File::options().append(true).open(here.join("experts-L1.bin")).unwrap();
+    touched.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+    assert_eq!(run(&scratch, &here, &["-q"]).stderr, first.stderr);
+    assert_eq!(entries(&scratch, ".wplan").len(), 1);
+    std::fs::rename(&here, &there).unwrap();
+    assert_eq!(run(&scratch, &there, &["-q"]).stderr, first.stderr);
+    assert_eq!(entries(&scratch, ".wplan").len(), 2);
+    // A header that says something else: another record.
+    let bank = there.join("experts-L2.bin");
+    let mut bytes = std::fs::read(&bank).unwrap();
+    bytes[36] ^= 1;
+    std::fs::write(&bank, bytes).unwrap();
+    run(&scratch, &there, &["-q"]);
+    assert_eq!(entries(&scratch, ".wplan").len(), 3);
+}

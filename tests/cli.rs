@@ -416,8 +416,12 @@ fn outputs_and_sizes_that_cannot_be_are_refused() {
     let (code, said) = waste(&["compile", ".", "-o", "folder.wplan"]);
     assert!(code == Some(1) && said.contains("not a regular file"), "{code:?} {said}");
     assert_eq!(waste(&["compile", ".", "-o", "m.wplan"]).0, Some(0));
-    let (code, said) = waste(&["plan", "m.wplan", "--ctx", "7"]);
-    assert!(code == Some(2) && said.contains("compiled for 96"), "{code:?} {said}");
+    for verb in ["plan", "dump", "bench"] {
+        let (code, said) = waste(&[verb, "m.wplan", "--ctx", "7"]);
+        assert!(code == Some(2) && said.contains("compiled for 96"), "{verb}: {code:?} {said}");
+        let (code, said) = waste(&[verb, "m.wplan", "--batch", "4"]);
+        assert!(code == Some(2) && said.contains("compiled for 1"), "{verb}: {code:?} {said}");
+    }
     for verb in ["plan", "bench", "dump", "chat"] {
         let (code, said) = waste(&[verb, "m.wplan", "--lora", "adapter"]);
         assert!(
@@ -425,7 +429,14 @@ fn outputs_and_sizes_that_cannot_be_are_refused() {
             "{verb}: {code:?} {said}"
         );
     }
-    for (flag, value) in [("--math", "fixed16"), ("--kv", "f16"), ("--disable-pass", "cse")] {
+    let flags = [
+        ("--math", "fixed16"),
+        ("--kv", "f16"),
+        ("--disable-pass", "cse"),
+        ("--tables", "f32"),
+        ("--rewrite-limit", "3"),
+    ];
+    for (flag, value) in flags {
         let (code, said) = waste(&["bench", "m.wplan", flag, value]);
         assert!(code == Some(2) && said.contains("m.wplan is compiled already"), "{flag}: {code:?} {said}");
     }

@@ -241,6 +241,29 @@ fn a_record_that_is_damaged_or_written_to_ends_the_step_and_leaves_the_history()
     }
 }
 
+/// Another conversion to the same place has the same manifest, and a right checksum in every record.
+#[test]
+fn experts_of_another_conversion_are_refused() {
+    let dir = Scratch::new("streaming-replaced");
+    let container = Made::new(VQ3R).write_container(&dir, "c");
+    let loaded = load(&container, 12, Tables::Fixed24);
+    session(&loaded, &Run::default());
+    let bank = container.join("experts-L1.bin");
+    let mut other = std::fs::read(&bank).unwrap();
+    let record = other.len() / 4;
+    for record in other.chunks_exact_mut(record) {
+        record[60] ^= 1;
+        let scales = u32::from_le_bytes(*record[32..].first_chunk().unwrap()) as usize;
+        let end = scales + record[scales..].iter().rposition(|it| *it != 0).unwrap() + 1;
+        let crc = crc32fast::hash(&record[48..end.next_multiple_of(2)]);
+        record[36..40].copy_from_slice(&crc.to_le_bytes());
+    }
+    std::fs::write(&bank, other).unwrap();
+    let options = waste_runtime::SessionOptions { experts: ExpertOptions::default(), ..Default::default() };
+    let message = waste_runtime::Session::open(&loaded, &options).unwrap_err().to_string();
+    assert!(message.contains("experts-L1.bin: the plan was compiled from other experts"), "{message}");
+}
+
 /// A saved session of delta and latent states goes on with the same bits in another process's place.
 #[test]
 fn a_saved_session_goes_on_with_the_same_bits() {

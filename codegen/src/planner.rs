@@ -137,7 +137,8 @@ pub fn plan(verified: &Verified<'_>, request: &PlanRequest) -> Result<Plan, Plan
     }
     if !banks.is_empty() {
         let recommended = recommended_slots(&banks, top_k(&programs));
-        memory.expert_slots = request.expert_slots.unwrap_or(recommended).max(1);
+        let all = banks.iter().map(|it| u64::from(it.experts)).sum();
+        memory.expert_slots = request.expert_slots.unwrap_or(recommended).min(all).max(1);
         memory.experts = memory.expert_slots.saturating_mul(slot_bytes(&banks));
     }
     Ok(Plan {

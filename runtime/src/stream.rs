@@ -13,13 +13,14 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use waste_plan::record::{Expected, HEADER, check, stored_crc};
-use waste_plan::schema::{Plan, Records};
+use waste_plan::record::{Expected, HEADER, bank_sha256, check, stored_crc};
+use waste_plan::schema::{self, Plan, Records};
 use waste_plan::{VqCode, vq};
 
 use crate::error::RuntimeError;
 use crate::experts::{
-    Bank, Counters, Eviction, ExpertCache, ExpertCacheOptions, ExpertError, ExpertFile, Pinned, RecordCheck,
+    Bank, Counters, Eviction, ExpertCache, ExpertCacheOptions, ExpertError, ExpertFile, Pinned, ReadAt,
+    RecordCheck,
 };
 use crate::loaded::LoadedPlan;
 
@@ -151,6 +152,7 @@ impl ExpertSource {
                 }
             };
             files[source] = Some(Arc::clone(&file));
+            is_compiled_from(&file, bank, &plan.sources[source].header_sha256)?;
             let bytes = u32::try_from(bank.bytes).expect("validated banks");
             let (layer, offset, stride) = (bank.layer, bank.offset, bank.bytes);
             banks.push(Bank { layer, file, offset, stride, bytes, experts: bank.experts });
@@ -338,7 +340,7 @@ fn locked<T>(it: &Mutex<T>) -> MutexGuard<'_, T> {
     it.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn place(weight: &waste_plan::schema::Weight, at: Records) -> Place {
+fn place(weight: &schema::Weight, at: Records) -> Place {
     let code = weight.dtype.vq().expect("a validated weight");
     let size = |it: u64| usize::try_from(it).expect("a record fits in memory");
     let indices = code.index_bytes(weight.rows, weight.cols).expect("a validated weight");
@@ -351,6 +353,21 @@ fn place(weight: &waste_plan::schema::Weight, at: Records) -> Place {
 
 /// What every record of a plan must be: a header that names layer and expert and the places that the plan knows, and, on
 /// request, bytes of the stated CRC.
+/// Whether the bank is that of the plan, by the headers of its records.
+fn is_compiled_from(file: &ExpertFile, bank: &schema::Bank, expected: &str) -> Result<(), ExpertError> {
+    let other = |message: String| ExpertError::File { path: file.path().to_path_buf(), message };
+    let found = bank_sha256(bank.experts, |expert| {
+        let at = bank.offset + u64::from(expert) * bank.bytes;
+        file.read_array(at).map_err(|fault| other(fault.to_string()))
+    })?;
+    if found == expected {
+        return Ok(());
+    }
+    Err(other(format!(
+        "the plan was compiled from other experts (SHA-256 of headers {found}, it says {expected})"
+    )))
+}
+
 fn record_check(plan: &Plan, verify: bool) -> Box<RecordCheck> {
     let rules: Vec<(Expected, usize)> = (0..).zip(&plan.banks).map(|(i, bank)| rule(plan, i, bank)).collect();
     Box::new(move |layer, expert, bytes| {
@@ -370,7 +387,7 @@ fn record_check(plan: &Plan, verify: bool) -> Box<RecordCheck> {
 }
 
 /// What records of bank `index` must say, and where their last scale ends.
-fn rule(plan: &Plan, index: u32, bank: &waste_plan::schema::Bank) -> (Expected, usize) {
+fn rule(plan: &Plan, index: u32, bank: &schema::Bank) -> (Expected, usize) {
     let weights =
         plan.weights.iter().filter_map(|it| it.records.filter(|at| at.bank == index).map(|at| (it, at)));
     let mut indices: Vec<u64> = weights.clone().map(|it| it.1.indices).collect();

@@ -97,9 +97,8 @@ pub(crate) fn run(args: &BenchArgs, cx: &Cx) -> Result<(), CliError> {
     }
     let tests = tests(&args.n_prompt, &args.n_gen, &args.n_depth)?;
     let most = tests.iter().map(Test::positions).max().unwrap_or(1);
-    let mut options = args.shape.options(&args.limits, 1);
-    options.ctx = options.ctx.or(Some(most));
-    let loaded = open::load(&args.target.target, &options, cx)?;
+    let options = args.shape.options(&args.limits, 1);
+    let loaded = open::load(&args.target.target, options, Some(most), cx)?;
     let ctx = loaded.plan().options.ctx;
     if let Some(test) = tests.iter().find(|it| ctx < it.positions()) {
         return Err(CliError::Usage(format!(
@@ -187,7 +186,7 @@ fn bench(
     let peak_flops = args.profile.map(|_| peak_flops(at.cpu, at.threads, &at.cpus, PROBE_TIME));
     let measured = Measured { test, nanos, cost, peak, roof, peak_flops };
     let profile = match args.profile {
-        Some(detail) => profile::measure(loaded, &setup, test, chunk, detail)?,
+        Some(detail) => profile::measure(loaded, &setup, test, chunk, detail, cx)?,
         None => Vec::new(),
     };
     Ok(Record::new(loaded.plan(), &args.target.target, &setup, chunk, measured, profile))

@@ -70,16 +70,19 @@ pub(crate) struct Interrupt {
 struct Shared {
     /// The flags of the sessions to cancel.
     flags: Mutex<Vec<Arc<AtomicBool>>>,
+    /// An interrupt came: sessions that open later are cancelled too.
+    is_hit: AtomicBool,
 }
 
 impl Interrupt {
-    /// From now on an interrupt sets `flag` and no longer ends the process by itself.
+    /// From now on an interrupt sets `flag` and no longer ends the process by itself; one that came before sets it at once.
     ///
     /// # Errors
     /// If the system refuses a handler.
     pub(crate) fn cancels(&self, flag: Arc<AtomicBool>) -> Result<(), CliError> {
         let mut flags = self.shared.flags.lock().unwrap_or_else(PoisonError::into_inner);
         let is_first = flags.is_empty();
+        flag.fetch_or(self.shared.is_hit.load(Ordering::Relaxed), Ordering::Relaxed);
         flags.push(flag);
         drop(flags);
         if !is_first {
@@ -93,6 +96,7 @@ impl Interrupt {
 impl Shared {
     fn hit(&self) {
         let flags = self.flags.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_hit.store(true, Ordering::Relaxed);
         flags.iter().for_each(|it| it.store(true, Ordering::Relaxed));
     }
 }
@@ -108,5 +112,8 @@ mod tests {
         interrupt.shared.flags.lock().expect("not poisoned").extend(flags.iter().cloned());
         interrupt.shared.hit();
         assert!(flags.iter().all(|it| it.load(Ordering::Relaxed)));
+        let later = Arc::new(AtomicBool::new(false));
+        interrupt.cancels(Arc::clone(&later)).expect("not the first");
+        assert!(later.load(Ordering::Relaxed), "between two sessions");
     }
 }

@@ -83,11 +83,10 @@ pub(crate) fn run(args: &EvalArgs, cx: &Cx) -> Result<(), CliError> {
 /// The plan, compiled so that every token of a step has its row of logits.
 fn load(args: &EvalArgs, positions: Option<u32>, cx: &Cx) -> Result<LoadedPlan, CliError> {
     let mut options = args.shape.options(&args.limits, 1);
-    options.ctx = options.ctx.or(positions);
     let chunk = args.limits.chunk.unwrap_or(CHUNK);
     options.chunk = Some(chunk);
     options.want = Some(chunk);
-    open::load(&args.target.target, &options, cx)
+    open::load(&args.target.target, options, positions, cx)
 }
 
 /// `--tokens`: every position's logits, written as they come.

@@ -134,7 +134,8 @@ pub(crate) fn execute(
     let is_live = args.form == Form::Text;
     let mut texts = Texts::new(tokenizer.as_ref(), &args.sampling.stop, prompts.len(), is_live.then_some(cx));
     let generation = generate(&mut session, &prompts, &rules, &mut |row, id| texts.push(row, id))?;
-    let texts = texts.finish()?;
+    // A reader of the texts that went away costs neither the session nor the trace.
+    let texts = texts.finish();
     if let Some(path) = &args.session {
         let ids = [&prompts[0].ids[..], &generation.rows[0].ids[..]].concat();
         session.save(0, &ids, path)?;
@@ -144,6 +145,7 @@ pub(crate) fn execute(
     if let Some(path) = &args.trace {
         write_trace(&session, path, cx)?;
     }
+    let texts = texts?;
 
     let outcome = Outcome {
         plan: loaded.plan(),

@@ -118,20 +118,19 @@ pub(crate) fn graphs(loaded: &LoadedPlan) -> Result<Module, CliError> {
 pub(crate) fn open_plan_as(path: &Path, options: &CompileOptions) -> Result<LoadedPlan, CliError> {
     let loaded = open_plan(path)?;
     refuse_options(path, loaded.plan(), options)?;
-    let has = &loaded.plan().options;
-    if let Some(ctx) = options.ctx.filter(|it| *it != has.ctx) {
-        let name = path.display();
-        return Err(CliError::Usage(format!(
-            "--ctx {ctx}: {name} was compiled for {}; compile anew",
-            has.ctx
-        )));
-    }
     Ok(loaded)
 }
 
 /// Refuses what was decided when the plan at `path` was compiled, where it is asked for by more than its default.
 fn refuse_options(path: &Path, plan: &Plan, options: &CompileOptions) -> Result<(), CliError> {
     let (has, usual) = (&plan.options, CompileOptions::usual());
+    let name = path.display();
+    let batch = Some(options.batch).filter(|it| *it != usual.batch);
+    let sizes = [("--ctx", options.ctx, has.ctx), ("--batch", batch, has.batch)];
+    let is_other = |it: &(&str, Option<u32>, u32)| it.1.is_some_and(|asked| asked != it.2);
+    if let Some((flag, Some(asked), has)) = sizes.into_iter().find(is_other) {
+        return Err(CliError::Usage(format!("{flag} {asked}: {name} was compiled for {has}; compile anew")));
+    }
     let flag = if !options.lora.is_empty() {
         "--lora"
     } else if options.math != has.math && options.math != usual.math {
@@ -140,12 +139,15 @@ fn refuse_options(path: &Path, plan: &Plan, options: &CompileOptions) -> Result<
         "--kv"
     } else if options.lookahead != has.lookahead && options.lookahead != usual.lookahead {
         "--lookahead"
+    } else if options.tables != usual.tables {
+        "--tables"
+    } else if options.rewrite_limit.is_some() {
+        "--rewrite-limit"
     } else if options.only.is_some() || !options.disabled.is_empty() {
         "--passes and --disable-pass"
     } else {
         return Ok(());
     };
-    let name = path.display();
     Err(CliError::Usage(format!("{flag}: {name} is compiled already; compile its model anew")))
 }
 
@@ -159,17 +161,21 @@ pub(crate) fn note_training(plan: &Plan, quiet: bool, cx: &Cx) {
     }
 }
 
-/// A plan file opened, or a model compiled and packed in memory.
+/// A plan file opened, or a model compiled and packed in memory, for `positions` where no context is asked for.
 ///
 /// # Errors
 /// Those of reading and of compiling; of a plan, if a flag asks for what it is not.
-pub(crate) fn load(target: &Path, options: &CompileOptions, cx: &Cx) -> Result<LoadedPlan, CliError> {
+pub(crate) fn load(
+    target: &Path,
+    mut options: CompileOptions,
+    positions: Option<u32>,
+    cx: &Cx,
+) -> Result<LoadedPlan, CliError> {
     if is_plan(target) {
-        let loaded = open_plan(target)?;
-        refuse_options(target, loaded.plan(), options)?;
-        return Ok(loaded);
+        return open_plan_as(target, &options);
     }
-    let compiled = compile_model(target, options, cx)?;
+    options.ctx = options.ctx.or(positions);
+    let compiled = compile_model(target, &options, cx)?;
     Ok(compiled.load(&*cx.progress("packing", false))?)
 }
 

@@ -77,7 +77,8 @@ pub(crate) fn run(args: &PlanArgs, cx: &Cx) -> Result<(), CliError> {
         let files = open::open_model_to_plan(target, args.coding(), cx)?;
         compile(&files, &options, &mut |_| {})?.plan
     };
-    let least = CacheSizes::of(&plan).map(|it| args.limits.expert_cache.map_or(it.floor, u64::from));
+    let least = CacheSizes::of(&plan)
+        .map(|it| args.limits.expert_cache.map_or(it.floor, |asked| u64::from(asked).min(it.all)));
     let needs = needed_bytes_with(&plan, 1, least);
     if let Some(limit) = args.limits.max_mem.map(|it| it.0).filter(|it| *it < needs) {
         return Err(CliError::Memory(format!("needs {needs} bytes of memory, {limit} are allowed")));

@@ -234,17 +234,20 @@ impl<'a> Weights<'a> {
 }
 
 /// Each file with its length and the hash of all that lies before its first tensor; of a container, the hash of the manifest, which
-/// says what its files hold.
+/// says what its files hold, or of a bank's record headers, which know what each holds.
 #[must_use]
 pub fn source_decls(files: &ModelFiles) -> Vec<SourceDecl> {
     if let Some(container) = files.container() {
         let hash = hex(&Sha256::digest(container.manifest()));
-        let declare = |source: &crate::formats::Source| SourceDecl {
+        let declare = |(file, source): (usize, &crate::formats::Source)| SourceDecl {
             path: source.path().to_string_lossy().into_owned(),
             bytes: source.stamp().len,
-            header_sha256: hash.clone(),
+            header_sha256: match container.banks().values().find(|it| it.file() == file) {
+                Some(bank) => bank.headers_sha256(source),
+                None => hash.clone(),
+            },
         };
-        return files.sources().iter().map(declare).collect();
+        return files.sources().iter().enumerate().map(declare).collect();
     }
     let mut header_ends: Vec<u64> = files.sources().iter().map(|it| it.stamp().len).collect();
     for info in files.tensors().values() {

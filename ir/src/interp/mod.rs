@@ -106,7 +106,14 @@ impl<'m> Interp<'m> {
     #[must_use]
     pub fn new(module: Verified<'m>, source: &'m WeightSource<'m>) -> Self {
         let states = SecondaryMap::new(Vec::new());
-        Self { module: module.module(), source, matrices: None, weights: HashMap::new(), room: usize::MAX, states }
+        Self {
+            module: module.module(),
+            source,
+            matrices: None,
+            weights: HashMap::new(),
+            room: usize::MAX,
+            states,
+        }
     }
 
     /// The same evaluator, which asks `matrices` for each matrix of an expert when it is used, and keeps none: for banks that do not fit

@@ -14,12 +14,16 @@
 //!
 //! Source: the public description of WARP's container, version 0. Deliberately absent: reading, and the CRC itself.
 
+use sha2::{Digest, Sha256};
+
 /// Bytes of a header.
 pub const HEADER: usize = 48;
 /// "WEXP".
 pub const MAGIC: u32 = 0x5058_4557;
 /// Records are whole blocks of this many bytes.
 pub const BLOCK: u64 = 4096;
+/// Records whose headers stand for a bank: few enough that opening a plan stays a matter of milliseconds.
+const SAMPLE: u32 = 32;
 
 /// What the header of one record must say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +98,30 @@ pub fn stored_crc(record: &[u8]) -> u32 {
     u32::from_le_bytes([record[36], record[37], record[38], record[39]])
 }
 
+/// SHA-256, as lower-case hex digits, of the headers of a bank's records: of all, or of 32 of them, the first, the last and such as
+/// are evenly spread between. As a header holds the CRC-32 of its record, banks of one hash hold the same experts, unless somebody
+/// changed some of those between. `header` reads that of an expert.
+///
+/// # Errors
+/// What `header` says.
+pub fn bank_sha256<E>(
+    experts: u32,
+    mut header: impl FnMut(u32) -> Result<[u8; HEADER], E>,
+) -> Result<String, E> {
+    let mut hash = Sha256::new();
+    for expert in sample(experts) {
+        hash.update(header(expert)?);
+    }
+    Ok(hash.finalize().iter().map(|it| format!("{it:02x}")).collect())
+}
+
+fn sample(experts: u32) -> impl Iterator<Item = u32> {
+    let n = experts.min(SAMPLE);
+    let last = u64::from(experts.saturating_sub(1));
+    let at = move |i: u32| u64::from(i) * last / u64::from(n - 1).max(1);
+    (0..n).map(move |i| u32::try_from(at(i)).expect("at most the last"))
+}
+
 fn word(record: &[u8], at: usize) -> u64 {
     let bytes = [record[at], record[at + 1], record[at + 2], record[at + 3]];
     u64::from(u32::from_le_bytes(bytes))
@@ -117,6 +145,23 @@ mod tests {
             out.extend(u32::try_from(n).expect("small").to_le_bytes());
         }
         out
+    }
+
+    #[test]
+    fn a_bank_is_known_by_its_first_its_last_and_records_between() {
+        let all = |n| sample(n).collect::<Vec<u32>>();
+        assert_eq!((all(0), all(1), all(3)), (vec![], vec![0], vec![0, 1, 2]));
+        assert_eq!(all(32), (0..32).collect::<Vec<_>>());
+        let many = all(896);
+        assert_eq!((many.len(), many[0], many[31]), (32, 0, 895));
+        assert!(many.windows(2).all(|it| it[0] + 20 < it[1]), "{many:?}");
+        let hash = |changed: u32| {
+            let header = |e: u32| Ok::<_, ()>([u8::from(e == changed); HEADER]);
+            bank_sha256(896, header).expect("no reader fails")
+        };
+        assert_eq!(hash(1000).len(), 64);
+        assert!(many.iter().all(|it| hash(*it) != hash(1000)));
+        assert_eq!(bank_sha256(2, |e| if e == 1 { Err("gone") } else { Ok([0; HEADER]) }), Err("gone"));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use super::error::{ExpertError, Fault};
+use crate::arena::Buffer;
 
 /// Alignment of offset, length and memory of a direct read: a page, which every device's block divides.
 const DIRECT_ALIGN: usize = 4096;
@@ -136,6 +137,17 @@ impl ExpertFile {
         Err(ExpertError::File { path: self.path.to_path_buf(), message })
     }
 
+    /// `N` bytes from `offset` on.
+    ///
+    /// # Errors
+    /// If the file ends before, or the system cannot read them.
+    pub(crate) fn read_array<const N: usize>(&self, offset: u64) -> Result<[u8; N], Fault> {
+        let room = span(offset, N as u64, self.alignment());
+        let mut buffer = Buffer::new(room, "a header").map_err(|it| Fault::Io(it.to_string()))?;
+        let at = read_record(self, offset, N, buffer.bytes_mut())?;
+        Ok(buffer.bytes()[at].try_into().expect("as many as were asked for"))
+    }
+
     fn version(&self) -> std::sync::MutexGuard<'_, Version> {
         self.version.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -203,8 +215,6 @@ fn read_at(file: &File, buf: &mut [u8], offset: u64) -> io::Result<usize> {
 fn open_direct(path: &Path) -> io::Result<File> {
     use std::fs::OpenOptions;
     use std::os::unix::fs::OpenOptionsExt;
-
-    use crate::arena::Buffer;
 
     let flags = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).expect("a flag of open(2)");
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;

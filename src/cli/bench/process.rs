@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 /// How often an interrupt and the limit are looked for.
 const LOOK: Duration = Duration::from_millis(30);
 
+/// Bytes that are kept of each of its outputs; what follows is read and dropped.
+const KEPT: u64 = 16 << 20;
+
 /// How long a process has to end once it is asked to.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -81,7 +84,10 @@ fn drain(
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         // What cannot be read is missing from the records, which are compared with the other program's.
-        let _ = pipe.map(|mut it| it.read_to_end(&mut bytes));
+        let _ = pipe.map(|mut it| {
+            it.by_ref().take(KEPT).read_to_end(&mut bytes)?;
+            std::io::copy(&mut it, &mut std::io::sink())
+        });
         drop(closed);
         bytes
     })

@@ -12,6 +12,7 @@ use waste_plan::schema::Plan;
 use waste_runtime::{LoadedPlan, Session, SessionOptions};
 
 use super::{Run, Setup, Test};
+use crate::cli::cx::Cx;
 use crate::cli::error::CliError;
 
 /// How finely a profile is shown.
@@ -41,9 +42,11 @@ pub(super) fn measure(
     test: Test,
     chunk: u32,
     detail: Detail,
+    cx: &Cx,
 ) -> Result<Vec<Profiled>, CliError> {
     let options = SessionOptions { profile: true, ..setup.options.clone() };
     let mut session = Session::open(loaded, &options)?;
+    cx.interrupt.cancels(session.cancel_flag())?;
     let mut run = Run::new(&mut session, test, chunk)?;
     run.once()?;
     let before = nanos(run.session);

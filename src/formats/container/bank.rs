@@ -6,9 +6,11 @@
 //!
 //! Invariants: a [`Record`] is whole, and one whose header was checked has its matrices where [`Bank`] says.
 
+use std::convert::Infallible;
 use std::ops::Range;
 
 use serde::Deserialize;
+use waste_plan::record::bank_sha256;
 
 use super::geometry::Geometry;
 use super::record::{RECORD_ALIGN, RECORD_HEADER, Record, RecordFault};
@@ -235,6 +237,21 @@ impl Bank {
         let index = |at: u64| usize::try_from(at).expect("inside a mapped file");
         let at = u64::from(expert) * self.record_bytes;
         Record::new(self, expert, &bytes[index(at)..index(at + self.record_bytes)])
+    }
+
+    /// The [`bank_sha256`] of its records in `source`, the bytes of its file.
+    ///
+    /// # Panics
+    /// If `source` ends before the last record.
+    #[must_use]
+    pub fn headers_sha256(&self, source: &Source) -> String {
+        let header = |expert: u32| -> std::result::Result<_, Infallible> {
+            let at = usize::try_from(u64::from(expert) * self.record_bytes).expect("inside a mapped file");
+            Ok(*source.bytes()[at..].first_chunk().expect("a record is longer than its header"))
+        };
+        match bank_sha256(self.experts, header) {
+            Ok(hash) => hash,
+        }
     }
 
     /// A record that was read from elsewhere; `None` if it has not the length of one.

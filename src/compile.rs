@@ -17,6 +17,7 @@ use waste_plan::file::{FileError, PlanWriter, WeightsAt};
 use waste_plan::schema::{Options, Plan, StateKind};
 use waste_plan::validate::{ValidateError, validate};
 use waste_plan::{DType, Math, Tables};
+use waste_runtime::weights::WeightBuffer;
 use waste_runtime::{LoadedPlan, RuntimeError};
 
 use crate::formats::{Adapter, FormatError, ModelFiles, Source};
@@ -459,7 +460,8 @@ impl Compiled {
     pub fn load(&self, progress: &dyn Progress) -> Result<LoadedPlan, CompileError> {
         weights::check(&self.plan, &self.sources)?;
         let mut plan = self.plan.clone();
-        let mut bytes = vec![0u8; usize::try_from(plan.memory.weights).unwrap_or(usize::MAX)];
+        let mut weights = WeightBuffer::new(plan.memory.weights)?;
+        let bytes = weights.bytes_mut();
         let mut crcs = vec![0; plan.weights.len()];
         weights::for_each_packed::<std::convert::Infallible>(
             &plan,
@@ -474,7 +476,7 @@ impl Compiled {
         )
         .unwrap_or_else(|never| match never {});
         plan.weights.iter_mut().zip(crcs).for_each(|(weight, crc)| weight.crc32c = crc);
-        Ok(LoadedPlan::from_parts(plan, &bytes, &self.ir, &self.text)?)
+        Ok(LoadedPlan::from_parts(plan, weights, &self.ir, &self.text)?)
     }
 
     /// A plan never takes the place of a file that its weights come from.

@@ -24,6 +24,7 @@ use waste_plan::DType;
 use waste_plan::file::{PlanWriter, WeightsAt};
 use waste_plan::schema::{Place, Plan, Rows};
 use waste_plan::validate::validate;
+use waste_runtime::weights::WeightBuffer;
 use waste_runtime::{Death, Deaths, ExpertOptions, LoadedPlan, RuntimeError, Session, SessionOptions, Token};
 
 fn loaded(name: &str) -> LoadedPlan {
@@ -81,13 +82,14 @@ fn a_loop_that_turns_often_survives_poison() {
 
 /// `loaded` with another plan.
 fn with_plan(loaded: &LoadedPlan, plan: Plan) -> LoadedPlan {
-    let mut bytes = vec![0; usize::try_from(plan.memory.weights).unwrap()];
+    let mut weights = WeightBuffer::new(plan.memory.weights).unwrap();
+    let bytes = weights.bytes_mut();
     for (index, weight) in plan.weights.iter().enumerate() {
         let at = usize::try_from(weight.offset).unwrap();
         let packed = loaded.weight(index);
         bytes[at..at + packed.len()].copy_from_slice(packed);
     }
-    LoadedPlan::from_parts(plan, &bytes, loaded.ir(), loaded.text()).unwrap()
+    LoadedPlan::from_parts(plan, weights, loaded.ir(), loaded.text()).unwrap()
 }
 
 /// Plans of which one step of the prefill program reads a value that is dead, from bytes that hold nothing else by then; and the step.

@@ -12,7 +12,7 @@ use waste_plan::validate::validate;
 
 use crate::arena::Buffer;
 use crate::error::RuntimeError;
-use crate::weights::{MappedFile, WeightBytes};
+use crate::weights::{MappedFile, WeightBuffer, WeightBytes};
 
 /// A validated plan with its weights. Cheap to clone; sessions share it.
 #[derive(Clone, Debug)]
@@ -60,18 +60,19 @@ impl LoadedPlan {
     ///
     /// # Errors
     /// If the plan is not valid or `weights` are too few bytes.
-    pub fn from_parts(plan: Plan, weights: &[u8], ir: &str, text: &[u8]) -> Result<Self, RuntimeError> {
+    pub fn from_parts(
+        plan: Plan,
+        weights: WeightBuffer,
+        ir: &str,
+        text: &[u8],
+    ) -> Result<Self, RuntimeError> {
         let bad = |message: String| RuntimeError::Plan { path: PathBuf::from("(in memory)"), message };
         validate(&plan).map_err(|errors| bad(first_of(&errors)))?;
-        if (weights.len() as u64) < plan.memory.weights {
-            return Err(bad(format!(
-                "weights take {} bytes, {} are given",
-                plan.memory.weights,
-                weights.len()
-            )));
+        let WeightBuffer(buffer) = weights;
+        let given = buffer.bytes().len();
+        if (given as u64) < plan.memory.weights {
+            return Err(bad(format!("weights take {} bytes, {given} are given", plan.memory.weights)));
         }
-        let mut buffer = Buffer::new(weights.len() as u64, "weights")?;
-        buffer.bytes_mut()[..weights.len()].copy_from_slice(weights);
         Ok(Self {
             name: Arc::from("(in memory)"),
             path: None,
@@ -228,6 +229,10 @@ impl PartBytes for Parts<'_> {
     fn factors(&self, index: usize, term: usize) -> [&[u8]; 2] {
         self.factor_bytes(index, term).expect("checked by `repack`")
     }
+
+    fn release(&self) {
+        self.sources.iter().for_each(MappedFile::release);
+    }
 }
 
 /// Packs every weight of a plan whose weights stayed outside, on all cores, into one buffer.
@@ -254,17 +259,26 @@ fn repack(plan: &Plan, folder: &Path) -> Result<WeightBytes, RuntimeError> {
     Ok(WeightBytes::Owned(Arc::new(buffer)))
 }
 
-/// Packs one weight into `out`, its blocks in parallel.
+/// Bytes of blocks that are packed between two releases of what they were read from: small against what a program takes anyway, and
+/// large against what a release costs.
+const PIECE: usize = 8 << 20;
+
+/// Packs one weight into `out`, its blocks in parallel, and releases what it was read from.
 pub fn pack_weight(weight: &Weight, parts: &dyn PartBytes, out: &mut [u8]) {
     if !weight.packing.is_blocked() {
         pack_block(weight, 0, parts, &mut RowBuffer::default(), out);
-        return;
+        return parts.release();
     }
     let k = usize::try_from(weight.cols).expect("validated weights fit in memory");
     let block_bytes = weight.packing.block_bytes(k);
     let blocks = weight.rows.div_ceil(LANES as u64) * u64::from(weight.bank);
     debug_assert_eq!(out.len() as u64, blocks * block_bytes as u64);
-    out.par_chunks_mut(block_bytes).enumerate().for_each_init(RowBuffer::default, |rows, (block, out)| {
-        pack_block(weight, block as u64, parts, rows, out);
-    });
+    let blocks_each = (PIECE / block_bytes).max(1);
+    for (piece, out) in out.chunks_mut(blocks_each * block_bytes).enumerate() {
+        let blocks = out.par_chunks_mut(block_bytes).enumerate();
+        blocks.for_each_init(RowBuffer::default, |rows, (block, out)| {
+            pack_block(weight, (piece * blocks_each + block) as u64, parts, rows, out);
+        });
+        parts.release();
+    }
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use memmap2::Mmap;
 
 use crate::arena::Buffer;
+use crate::error::RuntimeError;
 
 /// A read-only file mapped into memory.
 #[derive(Debug)]
@@ -41,11 +42,39 @@ impl MappedFile {
     pub fn bytes(&self) -> &[u8] {
         self.map.as_deref().unwrap_or(&[])
     }
+
+    /// Gives the memory back that its pages take here; who reads one again finds it in the file. A refusal changes nothing but memory.
+    pub fn release(&self) {
+        #[cfg(unix)]
+        if let Some(map) = &self.map {
+            // SAFETY: pages of a read-only map of a file come back with what the file holds, as they came at first.
+            let _refused = unsafe { map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+        }
+    }
 }
 
 impl AsRef<[u8]> for MappedFile {
     fn as_ref(&self) -> &[u8] {
         self.bytes()
+    }
+}
+
+/// Memory for the packed weights of a plan.
+#[derive(Debug)]
+pub struct WeightBuffer(pub(crate) Buffer);
+
+impl WeightBuffer {
+    /// `bytes` zeros.
+    ///
+    /// # Errors
+    /// If there is not as much memory.
+    pub fn new(bytes: u64) -> Result<Self, RuntimeError> {
+        Buffer::new(bytes, "weights").map(Self)
+    }
+
+    /// All bytes, to be filled; as many as were asked for, or a few more.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.0.bytes_mut()
     }
 }
 

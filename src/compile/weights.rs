@@ -33,6 +33,10 @@ impl PartBytes for Parts<'_> {
         let factor = |at: u64, len: Option<u64>| self.bytes(term.source, at, len);
         [factor(term.a, term.a_bytes(self.weight.cols)), factor(term.b, term.b_bytes(part.rows))]
     }
+
+    fn release(&self) {
+        self.sources.iter().for_each(Source::release);
+    }
 }
 
 impl Parts<'_> {
@@ -53,6 +57,7 @@ pub(super) fn check(plan: &Plan, sources: &[Source]) -> Result<(), FormatError> 
         let parts = Parts { weight, sources };
         for (index, part) in weight.parts.iter().enumerate() {
             let refused = part.stored.refused_block(parts.part(index));
+            parts.release();
             let Some((block, reason)) = refused else { continue };
             let block_bytes = part.stored.block().map_or(0, |it| u64::from(it.bytes));
             return Err(FormatError::Malformed {

@@ -20,6 +20,13 @@ use super::error::{FormatError, Result, grouped, shown};
 /// Bytes that several owners hold.
 pub(crate) type Bytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
+/// Where the bytes of a source are.
+#[derive(Clone)]
+enum Held {
+    Mapped(Arc<MappedFile>),
+    Memory(Arc<Vec<u8>>),
+}
+
 /// What tells two states of a file apart without reading it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileStamp {
@@ -35,7 +42,7 @@ pub struct FileStamp {
 #[derive(Clone)]
 pub struct Source {
     path: PathBuf,
-    bytes: Bytes,
+    bytes: Held,
     stamp: FileStamp,
     is_absent: bool,
 }
@@ -52,20 +59,20 @@ impl Source {
         }
         let map = MappedFile::open(path).map_err(|err| FormatError::io(path, err))?;
         let stamp = stamp_of(&meta);
-        Ok(Self { path: path.to_path_buf(), bytes: Arc::new(map), stamp, is_absent: false })
+        Ok(Self { path: path.to_path_buf(), bytes: Held::Mapped(Arc::new(map)), stamp, is_absent: false })
     }
 
     /// Bytes in memory that stand for the file `name`: weights of graphs that are built by hand.
     #[must_use]
     pub fn from_bytes(name: &str, bytes: Vec<u8>) -> Self {
         let stamp = FileStamp { len: bytes.len() as u64, modified_ns: 0, inode: 0 };
-        Self { path: PathBuf::from(name), bytes: Arc::new(bytes), stamp, is_absent: false }
+        Self { path: PathBuf::from(name), bytes: Held::Memory(Arc::new(bytes)), stamp, is_absent: false }
     }
 
     /// A file of `len` bytes that is not there, such as one that is yet to be downloaded or made.
     pub(crate) fn absent(path: &Path, len: u64) -> Self {
         let stamp = FileStamp { len, modified_ns: 0, inode: 0 };
-        Self { path: path.to_path_buf(), bytes: Arc::new([]), stamp, is_absent: true }
+        Self { path: path.to_path_buf(), bytes: Held::Memory(Arc::default()), stamp, is_absent: true }
     }
 
     /// Whether only the length of the file is known.
@@ -95,12 +102,25 @@ impl Source {
     /// The whole file.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        (*self.bytes).as_ref()
+        match &self.bytes {
+            Held::Mapped(map) => map.bytes(),
+            Held::Memory(bytes) => bytes,
+        }
     }
 
     /// Shared ownership of [`Source::bytes`].
     pub(crate) fn share(&self) -> Bytes {
-        Arc::clone(&self.bytes)
+        match &self.bytes {
+            Held::Mapped(map) => Arc::clone(map) as Bytes,
+            Held::Memory(bytes) => Arc::clone(bytes) as Bytes,
+        }
+    }
+
+    /// What was read of a mapped file need not stay in memory.
+    pub(crate) fn release(&self) {
+        if let Held::Mapped(map) = &self.bytes {
+            map.release();
+        }
     }
 
     /// Length, time of change and inode when the file was opened.

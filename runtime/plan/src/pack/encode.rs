@@ -25,6 +25,9 @@ pub trait PartBytes: Sync {
         let _ = (index, term);
         [&[]; 2]
     }
+
+    /// What was read so far is not needed soon: where it is a file's, it need not stay in memory.
+    fn release(&self) {}
 }
 
 /// Packs block `block` of `weight` into `out`; a weight that is not blocked ([`Packing::is_blocked`]) whole, as block 0.

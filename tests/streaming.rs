@@ -16,7 +16,7 @@ use waste::formats::ModelFiles;
 use waste::progress::Silent;
 use waste_plan::Tables;
 use waste_runtime::experts::Counters;
-use waste_runtime::{ExpertOptions, Isa, LoadedPlan, Token};
+use waste_runtime::{ExpertOptions, Isa, LoadedPlan, Session, SessionOptions, Token, check_experts};
 
 const IDS: [u32; 12] = [3, 7, 11, 5, 9, 13, 2, 17, 4, 8, 19, 23];
 
@@ -259,9 +259,31 @@ fn experts_of_another_conversion_are_refused() {
         record[36..40].copy_from_slice(&crc.to_le_bytes());
     }
     std::fs::write(&bank, other).unwrap();
-    let options = waste_runtime::SessionOptions { experts: ExpertOptions::default(), ..Default::default() };
-    let message = waste_runtime::Session::open(&loaded, &options).unwrap_err().to_string();
+    let message = Session::open(&loaded, &SessionOptions::default()).unwrap_err().to_string();
     assert!(message.contains("experts-L1.bin: the plan was compiled from other experts"), "{message}");
+}
+
+#[test]
+fn files_of_experts_are_checked_without_a_session() {
+    let dir = Scratch::new("streaming-checked");
+    let container = Made::new(VQ3R).write_container(&dir, "c");
+    let loaded = load(&container, 12, Tables::Fixed24);
+    let check = |verify| {
+        let options = ExpertOptions { verify, ..ExpertOptions::default() };
+        check_experts(&loaded, &options).map_err(|it| it.to_string())
+    };
+    assert_eq!((check(false), check(true)), (Ok(RECORDS), Ok(RECORDS)));
+    let bank = container.join("experts-L1.bin");
+    let mut bytes = std::fs::read(&bank).unwrap();
+    // Of the last expert, far behind its header.
+    let at = bytes.len() - bytes.len() / 8;
+    bytes[at] ^= 1;
+    std::fs::write(&bank, bytes).unwrap();
+    assert_eq!(check(false), Ok(RECORDS));
+    let message = check(true).unwrap_err();
+    assert!(message.contains("expert 3 of layer 1") && message.contains("damaged"), "{message}");
+    std::fs::remove_file(&bank).unwrap();
+    assert!(check(false).unwrap_err().contains("experts-L1.bin"));
 }
 
 /// A saved session of delta and latent states goes on with the same bits in another process's place.

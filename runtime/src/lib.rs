@@ -50,6 +50,6 @@ pub use peak::peak_flops;
 pub use poison::{Death, Deaths};
 pub use profile::{Calls, Profile};
 pub use session::Session;
-pub use stream::ExpertOptions;
+pub use stream::{ExpertOptions, check_experts};
 pub use trace::{Slice, Trace};
 pub use waste_kernels::{CpuFeatures, Isa, KernelTable};

@@ -353,6 +353,25 @@ fn place(weight: &schema::Weight, at: Records) -> Place {
 
 /// What every record of a plan must be: a header that names layer and expert and the places that the plan knows, and, on
 /// request, bytes of the stated CRC.
+/// Opens the files of a plan's experts as a session would, and reads every record if `options.verify`: how many records there are, 0
+/// where the plan has no experts in files.
+///
+/// # Errors
+/// [`RuntimeError::Experts`]: a file is missing, too short or not what the plan was compiled from, or a record is damaged; or if the
+/// system refuses memory.
+pub fn check_experts(loaded: &LoadedPlan, options: &ExpertOptions) -> Result<u64, RuntimeError> {
+    let one = ExpertOptions { slots: Some(1), readers: 0, ..options.clone() };
+    let Some(source) = ExpertSource::open(loaded, &one)? else { return Ok(0) };
+    let never = AtomicBool::new(false);
+    let banks = &loaded.plan().banks;
+    for bank in banks.iter().filter(|_| options.verify) {
+        for expert in 0..bank.experts {
+            source.cache.acquire(bank.layer, expert, &never)?;
+        }
+    }
+    Ok(banks.iter().map(|it| u64::from(it.experts)).sum())
+}
+
 /// Whether the bank is that of the plan, by the headers of its records.
 fn is_compiled_from(file: &ExpertFile, bank: &schema::Bank, expected: &str) -> Result<(), ExpertError> {
     let other = |message: String| ExpertError::File { path: file.path().to_path_buf(), message };

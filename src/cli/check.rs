@@ -6,7 +6,7 @@ use clap::Args;
 use waste::formats::grouped;
 use waste_codegen::check::check;
 use waste_ir::{parse_module, verify};
-use waste_runtime::{LoadedPlan, needed_bytes_with};
+use waste_runtime::{ExpertOptions, LoadedPlan, check_experts, needed_bytes_with};
 
 use super::args::{LimitArgs, MachineArgs};
 use super::cx::Cx;
@@ -37,6 +37,7 @@ pub(crate) fn run(args: &CheckArgs, cx: &Cx) -> Result<(), CliError> {
         loaded.verify_weights().map_err(|err| CliError::Difference(err.to_string()))?;
         cx.print(&format!("weights: {} checksums equal\n", loaded.plan().weights.len()))?;
     }
+    check_files(args, &loaded, cx)?;
     let setup = open::setup(&loaded, &args.machine, &args.limits, cx)?;
     let needs = needed_bytes_with(loaded.plan(), setup.options.threads, setup.options.experts.slots);
     if let Some(limit) = setup.options.max_mem.filter(|it| *it < needs) {
@@ -48,6 +49,19 @@ pub(crate) fn run(args: &CheckArgs, cx: &Cx) -> Result<(), CliError> {
         setup.threads,
         grouped(needs)
     ))
+}
+
+/// Whether the experts' files are those of the plan; with `--verify` whether every record is whole.
+fn check_files(args: &CheckArgs, loaded: &LoadedPlan, cx: &Cx) -> Result<(), CliError> {
+    let stream = &args.machine.stream;
+    let options =
+        ExpertOptions { direct: !stream.buffered, verify: stream.verify, ..ExpertOptions::default() };
+    let records = check_experts(loaded, &options).map_err(|err| CliError::Difference(err.to_string()))?;
+    match (records, stream.verify) {
+        (0, _) => Ok(()),
+        (_, true) => cx.print(&format!("experts: {records} checksums equal\n")),
+        (_, false) => cx.print(&format!("experts: the files of {records} are those of the plan\n")),
+    }
 }
 
 /// Proves the plan from its own `ir` section.

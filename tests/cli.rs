@@ -255,6 +255,29 @@ fn a_plan_states_its_memory_and_proves_itself() {
     assert!(checked.contains("steps and") && checked.contains("runs here on cpu:"), "{checked}");
 }
 
+/// A plan that left its weights in its model's files can be looked at without them, and not run.
+#[test]
+fn a_plan_can_be_looked_at_without_its_model() {
+    let scratch = Scratch::new("cli-look");
+    let folder = folder_with_tokenizer(&scratch, &model());
+    let plan = scratch.path().join("outside.wplan");
+    Waste::new(&scratch).arg("compile").arg(&folder).args(["--no-embed", "-o"]).arg(&plan).run().ok();
+    let look = || {
+        let verb = |args: &[&str]| Waste::new(&scratch).args(args).arg(&plan).run().ok().stdout;
+        let text =
+            [verb(&["plan"]), verb(&["dump"]), verb(&["dump", "--html"]), verb(&["dump", "--stage", "plan"])];
+        let ids = Waste::new(&scratch).arg("tokenize").arg(&plan).stdin("one two").run().ok().stdout;
+        Waste::new(&scratch).arg("diff").arg(&plan).arg(&plan).run().ok();
+        (text, ids)
+    };
+    let before = look();
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(look(), before);
+    let failed = exec(&scratch, &plan, &["--tokens", "1 2"]);
+    assert_eq!(failed.code, Some(1), "{}", failed.stderr);
+    assert!(failed.stderr.contains("model.safetensors"), "{}", failed.stderr);
+}
+
 #[test]
 fn text_streams_and_ends_before_a_stop_string() {
     let scratch = Scratch::new("cli-text");

@@ -36,18 +36,33 @@ impl LoadedPlan {
     /// # Errors
     /// If the file cannot be read, is damaged, foreign or of another version, or its sources have changed.
     pub fn open(path: &Path) -> Result<Self, RuntimeError> {
+        let loaded = Self::open_to_look(path)?;
+        if loaded.has_weights() {
+            return Ok(loaded);
+        }
+        let weights = repack(&loaded.plan, &loaded.folder)?;
+        Ok(Self { weights, ..loaded })
+    }
+
+    /// As [`Self::open`], but weights that stayed outside stay there, and need not be there: for whoever looks at the plan.
+    /// [`Session::open`](crate::Session::open) refuses it then.
+    ///
+    /// # Errors
+    /// If the file cannot be read, is damaged, foreign or of another version.
+    pub fn open_to_look(path: &Path) -> Result<Self, RuntimeError> {
         let io = |source| RuntimeError::Io { path: path.to_owned(), source };
         let bad = |message: String| RuntimeError::Plan { path: path.to_owned(), message };
         let file = Arc::new(MappedFile::open(path).map_err(io)?);
         let parsed = PlanFile::parse(file.bytes()).map_err(|it| bad(it.to_string()))?;
         let (plan, ir, text) = (parsed.plan, Arc::from(parsed.ir), Arc::from(parsed.text));
         validate(&plan).map_err(|errors| bad(first_of(&errors)))?;
+        let is_inside = parsed.weights.is_some();
         let weights = match parsed.weights {
             Some(range) => WeightBytes::Mapped(Arc::clone(&file), range),
-            None => repack(&plan, path.parent().unwrap_or(Path::new("")))?,
+            None => WeightBytes::Outside,
         };
-        if (weights.bytes().len() as u64) < plan.memory.weights {
-            let found = weights.bytes().len();
+        let found = weights.bytes().len();
+        if is_inside && (found as u64) < plan.memory.weights {
             return Err(bad(format!("weights take {} bytes, the file holds {found}", plan.memory.weights)));
         }
         let name = Arc::from(path.to_string_lossy());
@@ -137,6 +152,10 @@ impl LoadedPlan {
 
     pub(crate) fn shared_plan(&self) -> Arc<Plan> {
         Arc::clone(&self.plan)
+    }
+
+    pub(crate) fn has_weights(&self) -> bool {
+        !matches!(self.weights, WeightBytes::Outside)
     }
 
     pub(crate) fn weights(&self) -> WeightBytes {

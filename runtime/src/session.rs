@@ -73,6 +73,9 @@ impl Session {
         if let Some(limit) = options.max_mem.filter(|it| *it < needs) {
             return Err(RuntimeError::Memory { needs, limit });
         }
+        if !loaded.has_weights() {
+            return Err(RuntimeError::Batch("the plan was opened without its weights".into()));
+        }
         if let Some((weight, x)) = missing_kernels(&plan).first() {
             let name = &plan.weights[*weight].name;
             return Err(RuntimeError::Batch(format!(

@@ -78,11 +78,12 @@ impl WeightBuffer {
     }
 }
 
-/// The packed weights of a plan: inside its mapped file, or repacked into memory of their own.
+/// The packed weights of a plan: inside its mapped file, repacked into memory of their own, or not here.
 #[derive(Clone, Debug)]
 pub(crate) enum WeightBytes {
     Mapped(Arc<MappedFile>, Range<usize>),
     Owned(Arc<Buffer>),
+    Outside,
 }
 
 impl WeightBytes {
@@ -90,7 +91,7 @@ impl WeightBytes {
     pub(crate) fn starts_at(&self) -> u64 {
         match self {
             Self::Mapped(_, range) => range.start as u64,
-            Self::Owned(_) => 0,
+            Self::Owned(_) | Self::Outside => 0,
         }
     }
 
@@ -98,6 +99,7 @@ impl WeightBytes {
         match self {
             Self::Mapped(file, range) => &file.bytes()[range.clone()],
             Self::Owned(buffer) => buffer.bytes(),
+            Self::Outside => &[],
         }
     }
 }

@@ -35,7 +35,7 @@ fn parse_percent(text: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn run(args: &DiffArgs, cx: &Cx) -> Result<(), CliError> {
-    let (a, b) = (open::open_plan(&args.a)?, open::open_plan(&args.b)?);
+    let (a, b) = (open::look_at_plan(&args.a)?, open::look_at_plan(&args.b)?);
     let found = diff(Side { plan: a.plan(), ir: a.ir() }, Side { plan: b.plan(), ir: b.ir() });
     match args.form {
         Form::Text => cx.print(&found.text())?,

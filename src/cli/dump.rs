@@ -55,10 +55,10 @@ pub(crate) fn run(args: &DumpArgs, cx: &Cx) -> Result<(), CliError> {
     }
     let shown = match (open::is_plan(target), args.passes) {
         (true, true) => {
-            let loaded = open::open_plan_as(target, &options)?;
+            let loaded = open::look_at_plan_as(target, &options)?;
             Shown::Text(pass_report(loaded.ir(), loaded.plan().programs.len()))
         }
-        (true, false) => of_plan(&open::open_plan_as(target, &options)?, stage(args, "final"))?,
+        (true, false) => of_plan(&open::look_at_plan_as(target, &options)?, stage(args, "final"))?,
         (false, true) => {
             let compiled = open::compile_model(target, &options, cx)?;
             Shown::Text(pass_report(&compiled.ir, compiled.plan.programs.len()))
@@ -78,7 +78,7 @@ fn page(args: &DumpArgs, options: &CompileOptions, cx: &Cx) -> Result<String, Cl
     let target = &args.target.target;
     let profile = args.profile.as_deref().map(read_text).transpose()?;
     let page = if open::is_plan(target) {
-        let loaded = open::open_plan_as(target, options)?;
+        let loaded = open::look_at_plan_as(target, options)?;
         html::page(loaded.plan(), loaded.ir(), profile.as_deref())
     } else {
         let compiled = open::compile_model(target, options, cx)?;

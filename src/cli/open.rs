@@ -40,23 +40,39 @@ fn has_plan_name(path: &Path) -> bool {
 /// # Errors
 /// If it is no plan, or a damaged one.
 pub(crate) fn open_plan(path: &Path) -> Result<LoadedPlan, CliError> {
+    refuse_model(path)?;
+    Ok(LoadedPlan::open(path)?)
+}
+
+/// As [`open_plan`], without weights that the plan left in its model's files.
+///
+/// # Errors
+/// As [`open_plan`].
+pub(crate) fn look_at_plan(path: &Path) -> Result<LoadedPlan, CliError> {
+    refuse_model(path)?;
+    Ok(LoadedPlan::open_to_look(path)?)
+}
+
+fn refuse_model(path: &Path) -> Result<(), CliError> {
     if path.exists() && !is_plan(path) {
         let name = shown(&path.to_string_lossy());
         return Err(CliError::Input(format!(
             "{name}: not a plan: 'waste compile' makes one, 'waste run' does both"
         )));
     }
-    Ok(LoadedPlan::open(path)?)
+    Ok(())
 }
 
-/// Opens the files of a model; the embedded one is unpacked into the cache first.
+/// Opens the files of a model; the embedded one is unpacked into the cache first, or where temporary files are.
 ///
 /// # Errors
 /// As [`ModelFiles::open`], or if the embedded model cannot be unpacked.
 pub(crate) fn open_model(model: &Path, cx: &Cx) -> Result<ModelFiles, CliError> {
     if model == Path::new(embedded::NAME) && !model.exists() {
-        let cache = cx.env.plan_cache().unwrap_or_else(|| std::env::temp_dir().join("waste"));
-        let unpacked = embedded::unpack(&cache).map_err(|source| {
+        let temporary = std::env::temp_dir().join("waste");
+        let cache = cx.env.plan_cache().unwrap_or_else(|| temporary.clone());
+        let unpacked = embedded::unpack(&cache).or_else(|err| embedded::unpack(&temporary).map_err(|_| err));
+        let unpacked = unpacked.map_err(|source| {
             CliError::Input(format!(
                 "{}: cannot unpack the model '{}': {source}",
                 cache.display(),
@@ -117,6 +133,16 @@ pub(crate) fn graphs(loaded: &LoadedPlan) -> Result<Module, CliError> {
 /// As [`open_plan`]; if a flag asks for another size than the plan was compiled for: it could only be ignored.
 pub(crate) fn open_plan_as(path: &Path, options: &CompileOptions) -> Result<LoadedPlan, CliError> {
     let loaded = open_plan(path)?;
+    refuse_options(path, loaded.plan(), options)?;
+    Ok(loaded)
+}
+
+/// As [`open_plan_as`] and [`look_at_plan`].
+///
+/// # Errors
+/// As [`open_plan_as`].
+pub(crate) fn look_at_plan_as(path: &Path, options: &CompileOptions) -> Result<LoadedPlan, CliError> {
+    let loaded = look_at_plan(path)?;
     refuse_options(path, loaded.plan(), options)?;
     Ok(loaded)
 }

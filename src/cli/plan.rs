@@ -72,7 +72,7 @@ pub(crate) fn run(args: &PlanArgs, cx: &Cx) -> Result<(), CliError> {
     let target = &args.target.target;
     let options = args.shape.options(&args.limits, 1);
     let plan = if open::is_plan(target) {
-        open::open_plan_as(target, &options)?.plan().clone()
+        open::look_at_plan_as(target, &options)?.plan().clone()
     } else {
         let files = open::open_model_to_plan(target, args.coding(), cx)?;
         compile(&files, &options, &mut |_| {})?.plan

@@ -124,7 +124,7 @@ fn no_template(file: &str) -> CliError {
 /// The tokenizer of a plan or model, as data.
 fn open_spec(target: &Path, cx: &Cx) -> Result<TokenizerSpec, CliError> {
     let found = if open::is_plan(target) {
-        let loaded = open::open_plan(target)?;
+        let loaded = open::look_at_plan(target)?;
         let has_text = !loaded.text().is_empty();
         has_text.then(|| TokenizerSpec::from_section(loaded.text())).transpose()?
     } else {

@@ -247,7 +247,7 @@ fn refuse_adapters(options: &CompileOptions) -> Result<(), CompileError> {
 }
 
 /// Compiles IR text, as `waste dump` prints it; paths of its sources are relative to `folder`.
-/// The tokenizer is that of the first source, if it is a model file.
+/// The tokenizer is that of the first source, if it is a model's file.
 ///
 /// # Errors
 /// Any [`CompileError`] but those of writing.
@@ -265,7 +265,7 @@ pub fn compile_text(
     clock.lap("parse");
     let sources = open_sources(&module, folder)?;
     let first = module.sources.values().next().map(|it| folder.join(&it.path));
-    let files = first.and_then(|it| ModelFiles::open(it.as_path(), None).ok());
+    let files = first.and_then(|it| model_of(&it));
     let tokenizer = files.as_ref().map(TokenizerSpec::from_model).transpose()?.flatten();
     clock.lap("tokenizer");
     finish(module, Origin { files: files.as_ref(), tokenizer, sources }, options, observer, clock)
@@ -283,6 +283,14 @@ pub fn compile_module(
 ) -> Result<Compiled, CompileError> {
     refuse_adapters(options)?;
     finish(module, Origin { files: None, tokenizer: None, sources }, options, observer, Clock::default())
+}
+
+/// The model that the file at `path` belongs to: a model file itself, or one of a container's.
+fn model_of(path: &Path) -> Option<ModelFiles> {
+    ModelFiles::open(path, None).ok().or_else(|| {
+        let container = ModelFiles::open(path.parent()?, None).ok()?;
+        container.container().is_some().then_some(container)
+    })
 }
 
 /// The hash of the header of the file at `path`, which is one of `files`.
@@ -309,7 +317,7 @@ fn open_sources(module: &Module, folder: &Path) -> Result<Vec<Source>, CompileEr
             return Err(CompileError::Source { path: path.display().to_string(), message });
         }
         // An adapter may lie in a folder that looks like a model's.
-        let model_hash = || header_hash(&ModelFiles::open(&path, None).ok()?, &path);
+        let model_hash = || header_hash(&model_of(&path)?, &path);
         let hash = adapter_hash(&path).or_else(model_hash);
         if let Some(hash) = hash.filter(|it| *it != decl.header_sha256) {
             let message =

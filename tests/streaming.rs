@@ -11,7 +11,7 @@ use std::path::Path;
 use made::{Made, VQ2R, VQ3R, VQ4P};
 use support::scratch::{self, Scratch};
 use support::{Run, f32s, hash, rel_l2, run, session, tiers};
-use waste::compile::{CompileOptions, compile};
+use waste::compile::{CompileOptions, compile, compile_text};
 use waste::formats::ModelFiles;
 use waste::progress::Silent;
 use waste_plan::Tables;
@@ -261,6 +261,29 @@ fn experts_of_another_conversion_are_refused() {
     std::fs::write(&bank, other).unwrap();
     let message = Session::open(&loaded, &SessionOptions::default()).unwrap_err().to_string();
     assert!(message.contains("experts-L1.bin: the plan was compiled from other experts"), "{message}");
+}
+
+/// The text names files of a container; its tokenizer lies beside them, and another bank is not what the text was made from.
+#[test]
+fn graphs_of_a_container_compile_with_its_tokenizer() {
+    let dir = Scratch::new("streaming-text");
+    let container = Made::new(VQ3R).write_container(&dir, "c");
+    for name in ["tokenizer.model", "tokenizer_config.json"] {
+        let from = if name == "tokenizer.model" { "tiktoken.model" } else { name };
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/container").join(from);
+        std::fs::copy(from, container.join(name)).unwrap();
+    }
+    let options = CompileOptions { ctx: Some(64), ..CompileOptions::usual() };
+    let files = ModelFiles::open(&container, None).unwrap();
+    let compiled = compile(&files, &options, &mut |_| ()).unwrap();
+    let again = || compile_text("text", &compiled.ir, Path::new("/"), &options, &mut |_| ());
+    assert!(!compiled.text.is_empty() && again().unwrap().text == compiled.text);
+    let bank = container.join("experts-L1.bin");
+    let mut bytes = std::fs::read(&bank).unwrap();
+    bytes[36] ^= 1;
+    std::fs::write(&bank, bytes).unwrap();
+    let message = again().unwrap_err().to_string();
+    assert!(message.contains("experts-L1.bin") && message.contains("the text was made from"), "{message}");
 }
 
 #[test]

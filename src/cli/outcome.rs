@@ -101,7 +101,7 @@ impl Outcome<'_> {
                 "experts: {} reads, {} MiB at {:.2} GB/s, {:.1} % hits; reads in flight in {:.0} % of the time that \
                  computes, {:.0} ms waited",
                 grouped(it.reads),
-                grouped(it.bytes >> 20),
+                grouped(it.bytes.div_ceil(1 << 20)),
                 it.gb_per_s(),
                 it.hit_rate() * 100.0,
                 it.overlap(self.step_time()) * 100.0,
@@ -118,7 +118,7 @@ impl Outcome<'_> {
             self.setup.threads,
             grouped(
                 needed_bytes_with(self.plan, self.setup.options.threads, self.setup.options.experts.slots)
-                    >> 20
+                    .div_ceil(1 << 20)
             ),
             self.seed,
         ));

@@ -105,6 +105,14 @@ pub struct Header {
     pub shape: Vec<u64>,
 }
 
+/// Reads all of `bytes`; an end before that is said in words.
+fn fill(input: &mut impl Read, bytes: &mut [u8]) -> io::Result<()> {
+    input.read_exact(bytes).map_err(|err| match err.kind() {
+        io::ErrorKind::UnexpectedEof => invalid("ends before its array does".into()),
+        _ => err,
+    })
+}
+
 impl Header {
     /// Reads magic, version, length and dictionary: all that stands before the data.
     ///
@@ -112,16 +120,16 @@ impl Header {
     /// Those of reading, and if it is no array.
     pub fn read(input: &mut impl Read) -> io::Result<Self> {
         let mut fixed = [0; 8];
-        input.read_exact(&mut fixed)?;
+        fill(input, &mut fixed)?;
         let length = match fixed {
             [0x93, b'N', b'U', b'M', b'P', b'Y', 1, _] => {
                 let mut bytes = [0; 2];
-                input.read_exact(&mut bytes)?;
+                fill(input, &mut bytes)?;
                 u32::from(u16::from_le_bytes(bytes))
             }
             [0x93, b'N', b'U', b'M', b'P', b'Y', 2 | 3, _] => {
                 let mut bytes = [0; 4];
-                input.read_exact(&mut bytes)?;
+                fill(input, &mut bytes)?;
                 u32::from_le_bytes(bytes)
             }
             _ => return Err(invalid("no NumPy array".into())),
@@ -130,7 +138,7 @@ impl Header {
             return Err(invalid(format!("a header of {length} bytes, at most {MOST_HEADER} are read")));
         }
         let mut dict = vec![0; length as usize];
-        input.read_exact(&mut dict)?;
+        fill(input, &mut dict)?;
         Self::parse(&dict)
     }
 
@@ -218,7 +226,7 @@ impl<R: Read> NpyReader<R> {
         if self.left == 0 {
             return Ok(None);
         }
-        self.input.read_exact(&mut self.bytes)?;
+        fill(&mut self.input, &mut self.bytes)?;
         self.left -= 1;
         let (words, _) = self.bytes.as_chunks::<4>();
         self.row.iter_mut().zip(words).for_each(|(to, it)| *to = f32::from_le_bytes(*it));

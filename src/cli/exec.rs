@@ -203,7 +203,13 @@ fn resume(
     if !path.exists() {
         return Ok(());
     }
-    let mut ids = session.restore(0, path)?;
+    let (mut ids, note) = session.restore_with(0, path)?;
+    if !note.is_empty() {
+        let name = path.display();
+        return Err(CliError::Input(format!(
+            "{name}: holds a conversation, which 'waste chat --session' continues"
+        )));
+    }
     let begins = usize::from(bos.is_some() && prompt.ids.first().copied() == bos);
     ids.extend_from_slice(&prompt.ids[begins..]);
     prompt.history = session.len(0) as usize;

@@ -4,7 +4,8 @@
 //! CRC-32, finite scales and zeros behind, and the trunk's scales are finite. trunk.bin and codebooks.bin carry no checksums:
 //! that is version 0's, not ours to add.
 //!
-//! The distance of a matrix is |W − W'| / |W| (Frobenius), both decoded to f32, sums in f64 in a fixed order.
+//! The distance of a matrix is |W − W'| / |W| (Frobenius), both decoded to f32, sums in f64 in a fixed order. It is infinite where
+//! the checkpoint has a weight that is not finite: no container is made of such.
 
 use rayon::prelude::*;
 
@@ -39,7 +40,7 @@ pub struct Distance {
     pub bits: f64,
     /// The number of matrices taken together.
     pub matrices: u32,
-    /// |W − W'| / |W| over all of them.
+    /// |W − W'| / |W| over all of them; never NaN.
     pub relative: f64,
     /// The largest of a single one.
     pub worst: f64,
@@ -69,8 +70,10 @@ impl Squares {
         parts.iter().fold(Self::default(), both)
     }
 
+    /// Never NaN, which no comparison would find.
     fn relative(self) -> f64 {
-        if self.difference == 0.0 { 0.0 } else { (self.difference / self.whole).sqrt() }
+        let relative = if self.difference == 0.0 { 0.0 } else { (self.difference / self.whole).sqrt() };
+        if relative.is_nan() { f64::INFINITY } else { relative }
     }
 }
 

@@ -101,9 +101,7 @@ pub(crate) fn open_index(path: &Path) -> Result<Opened> {
         add_file(&mut opened, &path)?;
     }
     for (tensor, part) in &index.weight_map.0 {
-        let held = opened.tensors.get(tensor).map(|it| it.file);
-        let is_foreign = opened.foreign.contains_key(tensor);
-        if held != parts.get(part.as_str()).copied() && !is_foreign {
+        if opened.holder(tensor) != parts.get(part.as_str()).copied() {
             let hint = format!(" (the index says it is in '{}')", shown(part));
             return Err(FormatError::Missing { file: file.clone(), item: Item::tensor(tensor), hint });
         }
@@ -125,8 +123,7 @@ fn is_plain_name(part: &str) -> bool {
 fn add_file(opened: &mut Opened, path: &Path) -> Result<()> {
     let source = Source::open(path)?;
     let parsed = parse(&source, opened.sources.len())?;
-    opened.foreign.extend(parsed.foreign);
-    opened.add(source, 0..parsed.data, parsed.tensors)
+    opened.add(source, 0..parsed.data, parsed.tensors, parsed.foreign)
 }
 
 /// One parsed safetensors file.

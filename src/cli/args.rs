@@ -324,7 +324,7 @@ pub(crate) fn whole<T: FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| "expected a whole number from 0".to_owned())
 }
 
-fn positive() -> clap::builder::RangedI64ValueParser<u32> {
+pub(crate) fn positive() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..)
 }
 

@@ -18,7 +18,7 @@ use super::{BankEntry, ConvertError, ConvertOptions, MatrixKind, Meter, Result, 
 use crate::formats::container::{
     BOOK_FORMAT, BOOK_HEADER, BOOK_MAGIC, BankMatrix, RECORD_ALIGN, RECORD_HEADER, RECORD_MAGIC, VEC_DIM,
 };
-use crate::text::Xoshiro256PlusPlus;
+use crate::random::Xoshiro256PlusPlus;
 
 /// Experts that a layer's codebooks are fitted to.
 const SAMPLED_EXPERTS: u32 = 12;

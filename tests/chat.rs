@@ -215,7 +215,7 @@ fn errors_name_the_line_and_refusals_say_why() {
     let err = template("a\n{% if %}").check("t.jinja").unwrap_err().to_string();
     assert!(err.starts_with("t.jinja: chat template: line 2: syntax error"), "{err}");
     let err = ChatTemplate::new("t.jinja", "x".repeat(2 << 20), Vec::new()).unwrap_err().to_string();
-    assert!(err.contains("2097152 bytes, at most 262144"), "{err}");
+    assert!(err.contains("2097152 bytes, at most 131072"), "{err}");
 }
 
 #[test]

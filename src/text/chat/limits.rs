@@ -39,7 +39,7 @@ const MAX_OUTPUT: usize = 64 << 20;
 const MAX_GROWTH: u64 = 512 << 20;
 
 /// How long a template may run. A conversation takes milliseconds.
-const MAX_TIME: Duration = Duration::from_secs(60);
+const MAX_TIME: Duration = Duration::from_secs(20);
 
 /// How often memory and time are looked at.
 const LOOK: Duration = Duration::from_millis(2);

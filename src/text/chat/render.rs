@@ -9,7 +9,7 @@
 //!
 //! Invariants
 //! - the text depends on template, conversation and its time alone;
-//! - a template that does not end costs a second, or a minute at most, not the session.
+//! - a template that does not end costs a second, or 20 at most, not the session.
 
 use std::fmt::Display;
 use std::io;

@@ -9,7 +9,7 @@ use crate::text::error::{Result, TextError};
 use crate::text::tokenizer::Tokenizer;
 
 /// Bytes of a template at most; real ones have some ten thousand.
-const MAX_SOURCE: usize = 1 << 18;
+const MAX_SOURCE: usize = 1 << 17;
 
 /// A Jinja template and the words it may name, such as `bos_token`.
 #[derive(Clone, Debug, PartialEq, Eq)]

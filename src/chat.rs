@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use waste_runtime::{RuntimeError, Session};
 
+use crate::formats::{hex, shown};
 use crate::generate::{GenerateError, Generation, Prompt, Rules, StopReason, TextRow, generate};
 use crate::text::{ChatInput, ChatTemplate, Message, Rendered, SamplerOptions, TextError, Tokenizer, Zoned};
 
@@ -231,7 +232,7 @@ impl Chat {
             Err(message) => {
                 // The row has that session's states by now: what this one's tokens came to is read again.
                 self.session.clear(ROW);
-                Err(ChatError::Saved { path: crate::formats::shown(&path.to_string_lossy()), message })
+                Err(ChatError::Saved { path: shown(&path.to_string_lossy()), message })
             }
         }
     }
@@ -337,7 +338,6 @@ impl Chat {
     }
 
     fn template_hash(&self) -> String {
-        let hash = Sha256::digest(self.template.source());
-        hash.iter().map(|it| format!("{it:02x}")).collect()
+        hex(&Sha256::digest(self.template.source()))
     }
 }

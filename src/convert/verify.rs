@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use super::matrix::Matrix;
 use super::source::Checkpoint;
-use super::{ConvertError, Result};
+use super::{ConvertError, Result, index};
 use crate::formats::container::{Bank, Container, MatrixKind, TrunkFormat, TrunkTensor};
 use crate::formats::{FormatError, Item, ModelFiles};
 use crate::progress::Progress;
@@ -193,7 +193,7 @@ fn compare_trunk(
 fn compare_tensor(container: &Container, tensor: &TrunkTensor, matrix: &Matrix<'_>) -> Squares {
     /// Rows of a task; sums are taken task by task, so that they do not depend on threads.
     const ROWS: u64 = 64;
-    let tasks = usize::try_from(tensor.rows().div_ceil(ROWS)).expect("rows in memory");
+    let tasks = index(tensor.rows().div_ceil(ROWS));
     let of_task = |task: usize| {
         let first = task as u64 * ROWS;
         let (mut a, mut b) = (row_buffer(matrix.cols()), row_buffer(matrix.cols()));
@@ -267,5 +267,5 @@ fn bits(bytes: u64, weights: u64) -> f64 {
 }
 
 fn row_buffer(cols: u64) -> Vec<f32> {
-    vec![0.0; usize::try_from(cols).expect("a row in memory")]
+    vec![0.0; index(cols)]
 }

@@ -21,7 +21,7 @@ use waste_plan::dtype::DType;
 use super::config::json_offset;
 use super::error::{FormatError, Item, Result, shown};
 use super::model::Opened;
-use super::source::{Source, read_small};
+use super::source::{Source, is_plain_name, read_small};
 use super::tensor::{TensorInfo, check_ranges};
 
 const MAX_HEADER: u64 = 100 << 20;
@@ -80,7 +80,7 @@ pub(crate) fn open_index(path: &Path) -> Result<Opened> {
     })?;
     let mut parts: BTreeMap<&str, usize> = BTreeMap::new();
     for (tensor, part) in &index.weight_map.0 {
-        if !is_plain_name(part) {
+        if !part.ends_with(".safetensors") || !is_plain_name(part) {
             return Err(FormatError::Malformed {
                 file: file.clone(),
                 item: Item::tensor(tensor),
@@ -113,11 +113,6 @@ pub(crate) fn open_index(path: &Path) -> Result<Opened> {
 #[derive(Deserialize)]
 struct Index {
     weight_map: UniqueMap<String>,
-}
-
-/// Whether `part` names a file beside the index: no folders, no way out.
-fn is_plain_name(part: &str) -> bool {
-    part.ends_with(".safetensors") && !part.contains(['/', '\\', ':']) && !part.starts_with('.')
 }
 
 fn add_file(opened: &mut Opened, path: &Path) -> Result<()> {

@@ -3,7 +3,7 @@
 //! Invariants
 //! - each turn reads what the session has not: the ids of the new text where the template writes the conversation so far as
 //!   before, else everything behind the ids that both have in common (recurrent states go back to the beginning only);
-//! - the ids of an answer stay those that were chosen: they are not made again from its text;
+//! - the ids of an answer stay those that were chosen: they are not made again from its text, also where a turn was refused;
 //! - a turn that fails, does not fit, or is interrupted before its first token, was never said;
 //! - a saved conversation goes on as it would have: messages, ids, states, time and seed are in one file.
 //!
@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use waste_runtime::{RuntimeError, Session};
 
+use crate::formats::{hex, shown};
 use crate::generate::{GenerateError, Generation, Prompt, Rules, StopReason, TextRow, generate};
 use crate::text::{ChatInput, ChatTemplate, Message, Rendered, SamplerOptions, TextError, Tokenizer, Zoned};
 
@@ -192,10 +193,7 @@ impl Chat {
         let was_said = matches!(&done, Ok(it) if it.stop != StopReason::Interrupted || !it.text.is_empty());
         match &done {
             Ok(answer) if was_said => self.messages.push(Message::new("assistant", &answer.text)),
-            _ => {
-                self.messages.pop();
-                self.shown = None;
-            }
+            _ => drop(self.messages.pop()),
         }
         done
     }
@@ -234,7 +232,7 @@ impl Chat {
             Err(message) => {
                 // The row has that session's states by now: what this one's tokens came to is read again.
                 self.session.clear(ROW);
-                Err(ChatError::Saved { path: crate::formats::shown(&path.to_string_lossy()), message })
+                Err(ChatError::Saved { path: shown(&path.to_string_lossy()), message })
             }
         }
     }
@@ -276,6 +274,7 @@ impl Chat {
         let history = self.keep(&ids);
         // What is accepted of a turn that fails is a part of these.
         self.ids.clone_from(&ids);
+        self.shown = None;
         let prompt_tokens = ids.len();
         let prompt = Prompt { ids, history, budget: options.budget, sampling };
         let mut row = TextRow::new(&self.tokenizer, options.stops.clone());
@@ -339,7 +338,6 @@ impl Chat {
     }
 
     fn template_hash(&self) -> String {
-        let hash = Sha256::digest(self.template.source());
-        hash.iter().map(|it| format!("{it:02x}")).collect()
+        hex(&Sha256::digest(self.template.source()))
     }
 }

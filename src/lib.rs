@@ -14,6 +14,7 @@
 //! | [`formats`], [`models`], [`text`] | model files, architectures, tokenizers |
 //! | [`report`] | tables, statistics and predictions about plans |
 //! | [`progress`] | how far long work has come |
+//! | [`random`] | random numbers, the same on any machine |
 #![forbid(unsafe_code)]
 
 pub mod cache;
@@ -25,6 +26,7 @@ pub mod formats;
 pub mod generate;
 pub mod models;
 pub mod progress;
+pub mod random;
 pub mod report;
 pub mod text;
 

@@ -124,7 +124,9 @@ fn a_template_that_does_not_end_is_ended() {
     let endless = "a\n{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}";
     let err = said(endless, "x").unwrap_err();
     assert!(matches!(err, TextError::TemplateLimit(_)), "{err:?}");
-    assert_eq!(err.to_string(), "chat template: line 2: it does not end within 20000000 steps");
+    assert_eq!(err.to_string(), "chat template: line 2: it does not end within 1000000 steps");
+    // Loading a model asks a template where turns end: what was left behind must not be forgotten there.
+    assert!(matches!(template(endless).turn_end(&[]).unwrap_err(), TextError::TemplateLimit(_)));
     let recursive = "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}";
     assert!(said(recursive, "x").unwrap_err().to_string().contains("recursion"));
     assert!(start.elapsed() < Duration::from_secs(120), "{:?}", start.elapsed());
@@ -135,6 +137,62 @@ fn a_template_that_writes_too_much_is_ended() {
     let writes = "{% for a in range(100000) %}{{ 'x' * 100000 }}{% endfor %}";
     let err = said(writes, "x").unwrap_err().to_string();
     assert!(err.ends_with("it writes more than 64 MiB"), "{err}");
+}
+
+/// Values, and the template itself, are walked level by level on the stack, which cannot be asked whether it is full.
+#[test]
+fn nesting_does_not_overflow_the_stack() {
+    let nested = |rounds: u32, then: &str| {
+        let loops = format!("{{% for a in range({rounds}) %}}{{% for b in range(1000) %}}");
+        let ends = "{% endfor %}{% endfor %}";
+        let source = format!("{{% set ns = namespace(x=[]) %}}{loops}{{% set ns.x = [ns.x] %}}{ends}{then}");
+        said(&source, "x").map_err(|err| err.to_string())
+    };
+    let err = nested(1000, "").unwrap_err();
+    assert!(err.ends_with("it does not end within 1000000 steps"), "{err}");
+    assert_eq!(nested(60, "{{ ns.x }}").unwrap().len(), 2 * 60_001);
+    assert_eq!(nested(60, "{{ ns.x == [ns.x] }}").unwrap(), "False");
+    for filter in ["tojson", "tojson(sort_keys=true)"] {
+        let err = nested(60, &format!("{{{{ ns.x | {filter} }}}}")).unwrap_err();
+        assert!(err.ends_with("it is nested more than 500 levels deep"), "{err}");
+    }
+    let long = |first: &str, part: &str, end: &str| {
+        format!("{{% if x %}}{{{{ {first}{}{end}", part.repeat(130_000 / part.len()))
+    };
+    for (first, part) in [("x", ".b"), ("1", "+1"), ("x", "|e"), ("x", "()"), ("x", " }}{% elif x %}{{ x")] {
+        let source = long(first, part, " }}{% endif %}");
+        assert_eq!(said(&source, "x").unwrap(), "", "{part}");
+        template(&source).check("t").unwrap();
+    }
+    let open = long("", "[", "");
+    for found in [said(&open, "x").map(drop), template(&open).check("t")] {
+        assert!(found.unwrap_err().to_string().contains("recursion"));
+    }
+}
+
+/// An allocation that fails ends the process.
+#[test]
+fn what_cannot_be_allocated_is_refused() {
+    for (source, says) in [
+        ("{{ ([1] * 1000000000000) | list | length }}", "list: no size above 1048576"),
+        ("{{ ([1] * 1000000000000) | reverse }}", "reverse: no size above 1048576"),
+        ("{{ [[1] * 1000000000000] | map('list') }}", "list: no size above 1048576"),
+        ("{{ 'a' | indent(1000000000000, true) }}", "indent: no size above 1048576"),
+        ("{{ 'a' | indent(width=1000000000000) }}", "indent: no size above 1048576"),
+        ("{{ [1] | batch(1000000000000, 0) }}", "batch: no size above 1048576"),
+        ("{{ '%1000000000000d' | format(3) }}", "format: no size above 1048576"),
+        ("{{ '{:1000000000000}'.format(3) }}", "format: no size above 1048576"),
+        ("{{ 'x' * 1000000000000 }}", "repeated string is too large"),
+        ("{{ range(1000000000) }}", "range has too many elements"),
+    ] {
+        let err = said(source, "x").unwrap_err().to_string();
+        assert!(err.contains(says) && !err.contains('\n'), "wanted '{says}', got '{err}'");
+    }
+    // Large numbers that are no sizes stay numbers.
+    assert_eq!(
+        said("{{ '%d' | format(5000000) }} {{ [2, 5000000] | max }}", "x").unwrap(),
+        "5000000 5000000"
+    );
 }
 
 #[test]
@@ -153,7 +211,7 @@ fn errors_name_the_line_and_refusals_say_why() {
     let err = template("a\n{% if %}").check("t.jinja").unwrap_err().to_string();
     assert!(err.starts_with("t.jinja: chat template: line 2: syntax error"), "{err}");
     let err = ChatTemplate::new("t.jinja", "x".repeat(2 << 20), Vec::new()).unwrap_err().to_string();
-    assert!(err.contains("2097152 bytes, at most 1048576"), "{err}");
+    assert!(err.contains("2097152 bytes, at most 131072"), "{err}");
 }
 
 #[test]
@@ -187,7 +245,7 @@ fn helpers_take_pythons_arguments() {
 #[test]
 fn turn_ends_are_found() {
     let controls = TOKENIZER.control_texts();
-    let end = |source: &str| template(source).turn_end(&controls);
+    let end = |source: &str| template(source).turn_end(&controls).unwrap();
     assert_eq!(end(CHATML), Some("<|im_end|>"));
     assert_eq!(end(HELPERS), Some("<|im_end|>"));
     assert_eq!(

@@ -326,6 +326,31 @@ fn another_checkpoint_is_told_apart() {
     verify().fails(1, "has 8 tensors, the container's trunk 9");
 }
 
+/// A comparison with NaN is false: it must not make a checkpoint the right one.
+#[test]
+fn a_checkpoint_with_a_nan_is_told_apart() {
+    let dir = Scratch::new("convert-nan");
+    let checkpoint = Checkpoint::new(SMALL);
+    let source = checkpoint.write(&dir, "src");
+    convert(&open(&source), &dir.path().join("out"), &OPTIONS, &Silent).unwrap();
+    for (name, at, value, says) in [
+        ("model.norm.weight", 0, f32::NAN, "model.norm.weight"),
+        ("model.norm.weight", 62, f32::INFINITY, "model.norm.weight"),
+        ("model.layers.2.block_sparse_moe.experts.1.w3.weight", 130, f32::NAN, "experts of layer 2, up"),
+    ] {
+        let mut other = checkpoint.clone();
+        other.tensors.get_mut(name).unwrap().2[at..at + 2].copy_from_slice(&bf16(value));
+        other.write(&dir, "other");
+        let done = Waste::new(&dir).args(["verify", "out", "other"]).run();
+        done.fails(
+            3,
+            &format!("{says}: the relative error of the worst is inf: not made of this checkpoint"),
+        );
+        let equal = if name.ends_with("norm.weight") { 5 } else { 6 };
+        assert!(done.stdout.contains(&format!("{equal} tensors in f32 equal")), "{}", done.stdout);
+    }
+}
+
 /// fp8 with block scales and MXFP4 pairs: literal values, in f32 in the trunk.
 #[test]
 fn eight_and_four_bit_floats_are_decoded() {

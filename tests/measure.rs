@@ -195,6 +195,7 @@ fn info_lists_every_row_and_the_limit_that_set_the_threads() {
     assert!(30 < kernels.len() && kernels.iter().all(|it| it["tier"] == "portable"));
     assert_eq!(info["tiers"].as_array().unwrap().len(), 8);
 
+    assert_eq!(error(&["info", "-t", "0"]).0, Some(2), "as exec has it");
     let mut command = Command::new(env!("CARGO_BIN_EXE_waste"));
     let output = command.args(["info"]).env("WASTE_THREADS", "1").output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();

@@ -224,13 +224,18 @@ pub(crate) fn read_text(path: &std::path::Path) -> Result<String, super::error::
     })
 }
 
-/// Ids separated by anything that JSON or people put between numbers.
-pub(crate) fn parse_ids(text: &str) -> Result<Vec<u32>, String> {
+/// Ids separated by anything that JSON or people put between numbers; there may be none.
+pub(crate) fn ids_in(text: &str) -> Result<Vec<u32>, String> {
     let separates = |c: char| c.is_whitespace() || matches!(c, ',' | '[' | ']');
     let words = text.split(separates).filter(|it| !it.is_empty());
-    let ids: Vec<u32> = words
+    words
         .map(|it| it.parse().map_err(|_| format!("'{}' is no token id", waste::formats::shown(it))))
-        .collect::<Result<_, _>>()?;
+        .collect()
+}
+
+/// As [`ids_in`], and there must be some.
+pub(crate) fn parse_ids(text: &str) -> Result<Vec<u32>, String> {
+    let ids = ids_in(text)?;
     if ids.is_empty() { Err("holds no token ids".into()) } else { Ok(ids) }
 }
 
@@ -324,7 +329,7 @@ pub(crate) fn whole<T: FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| "expected a whole number from 0".to_owned())
 }
 
-fn positive() -> clap::builder::RangedI64ValueParser<u32> {
+pub(crate) fn positive() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..)
 }
 

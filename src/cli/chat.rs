@@ -72,7 +72,7 @@ pub(crate) fn run(args: &ChatArgs, cx: &Cx) -> Result<(), CliError> {
     let interrupt = session.cancel_flag();
     let tokenizer = spec.build()?;
     let mut rules = rules(session.plan(), Some(&tokenizer), &args.sampling, &args.limits);
-    let end = template.turn_end(&tokenizer.control_texts()).and_then(|it| tokenizer.control_id(it));
+    let end = template.turn_end(&tokenizer.control_texts())?.and_then(|it| tokenizer.control_id(it));
     if args.sampling.ignore_eos {
         rules.excluded.extend(end)
     } else {

@@ -10,7 +10,7 @@ use waste::report::units::bytes;
 use waste_runtime::sys::{Machine, Threads};
 use waste_runtime::{CpuFeatures, Isa, KernelTable};
 
-use super::args::{Backend, Cpus, Form, MachineArgs, StreamArgs};
+use super::args::{Backend, Cpus, Form, MachineArgs, StreamArgs, positive};
 use super::cx::Cx;
 use super::error::CliError;
 use super::open;
@@ -20,7 +20,7 @@ use super::storage::{self, StorageArgs};
 #[derive(Args, Debug)]
 pub(crate) struct InfoArgs {
     /// Threads, to see what would be used
-    #[arg(short = 't', long, value_name = "N")]
+    #[arg(short = 't', long, value_name = "N", value_parser = positive())]
     threads: Option<u32>,
     /// Processors to run on, such as 0-3,8
     #[arg(long, value_name = "LIST")]

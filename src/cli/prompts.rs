@@ -10,7 +10,7 @@ use serde::Deserialize;
 use waste::generate::Prompt;
 use waste::text::{SamplerOptions, Tokenizer};
 
-use super::args::read_text;
+use super::args::{ids_in, read_text};
 use super::error::CliError;
 
 /// Prompts and their budgets.
@@ -79,7 +79,7 @@ impl PromptArgs {
             }
         }
         for text in &self.tokens {
-            all.push(Given { source: Source::Ids(parse_ids(text).map_err(CliError::Usage)?), budget: None });
+            all.push(Given { source: Source::Ids(ids_in(text).map_err(CliError::Usage)?), budget: None });
         }
         if all.is_empty() {
             return Err(CliError::Usage("nothing to continue: give -p, --prompts or --tokens".into()));
@@ -114,12 +114,6 @@ fn parse_line(line: &str) -> Result<Given, String> {
         _ => return Err("expected either \"prompt\" or \"tokens\"".to_owned()),
     };
     Ok(Given { source, budget: line.n })
-}
-
-/// Ids separated by spaces or commas.
-pub(crate) fn parse_ids(text: &str) -> Result<Vec<u32>, String> {
-    let parts = text.split(|c: char| c.is_whitespace() || c == ',').filter(|it| !it.is_empty());
-    parts.map(|it| it.parse().map_err(|_| format!("'{it}' is no token id"))).collect()
 }
 
 impl Given {
@@ -185,9 +179,11 @@ mod tests {
 
     #[test]
     fn ids_are_numbers() {
-        assert_eq!(parse_ids(" 1 2,3,\n4 ").unwrap(), [1, 2, 3, 4]);
-        assert_eq!(parse_ids("").unwrap(), Vec::<u32>::new());
-        assert_eq!(parse_ids("1 x").unwrap_err(), "'x' is no token id");
-        assert!(parse_ids("-1").is_err() && parse_ids("4294967296").is_err());
+        let ids = |text: &str| args(&[text], &[1]).given().map(|it| it[0].source.clone());
+        for (text, want) in [(" 1 2,3,\n4 ", vec![1, 2, 3, 4]), ("[1, 2]", vec![1, 2]), ("", Vec::new())] {
+            assert_eq!(ids(text).unwrap(), Source::Ids(want), "{text}");
+        }
+        assert_eq!(ids("1 x\u{1b}[2J").unwrap_err().to_string(), "'x\\u{1b}' is no token id");
+        assert!(ids("-1").is_err() && ids("4294967296").is_err());
     }
 }

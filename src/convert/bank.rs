@@ -7,6 +7,7 @@ use std::io::{BufWriter, Seek as _, SeekFrom, Write as _};
 
 use half::f16;
 use rayon::prelude::*;
+use waste_plan::record::{BLOCK, Expected, HEADER, header};
 
 use super::encode::{encode, normalise};
 use super::kmeans;
@@ -14,11 +15,9 @@ use super::matrix::Matrix;
 use super::nearest::{Book, Vector};
 use super::part::Part;
 use super::source::Checkpoint;
-use super::{BankEntry, ConvertError, ConvertOptions, MatrixKind, Meter, Result, VqCode};
-use crate::formats::container::{
-    BOOK_FORMAT, BOOK_HEADER, BOOK_MAGIC, BankMatrix, RECORD_ALIGN, RECORD_HEADER, RECORD_MAGIC, VEC_DIM,
-};
-use crate::text::Xoshiro256PlusPlus;
+use super::{BankEntry, ConvertError, ConvertOptions, MatrixKind, Meter, Result, VqCode, index};
+use crate::formats::container::{BOOK_FORMAT, BOOK_HEADER, BOOK_MAGIC, BankMatrix, VEC_DIM};
+use crate::random::Xoshiro256PlusPlus;
 
 /// Experts that a layer's codebooks are fitted to.
 const SAMPLED_EXPERTS: u32 = 12;
@@ -60,7 +59,7 @@ impl Layout {
     }
 
     fn record_bytes(&self) -> u64 {
-        self.used_bytes.next_multiple_of(RECORD_ALIGN)
+        self.used_bytes.next_multiple_of(BLOCK)
     }
 
     /// Codebooks of a layer.
@@ -237,30 +236,18 @@ fn encode_record(
         let out = record[index(place.scales)..].as_chunks_mut::<2>().0;
         out.iter_mut().zip(scales).for_each(|(out, scale)| *out = scale.to_le_bytes());
     }
-    let crc = crc32fast::hash(&record[index(RECORD_HEADER)..index(layout.used_bytes)]);
-    let format: u8 = match layout.code {
-        VqCode::Vq3r => 4,
-        VqCode::Vq2r => 5,
-        VqCode::Vq4p => 8,
+    let crc = crc32fast::hash(&record[HEADER..index(layout.used_bytes)]);
+    let says = Expected {
+        layer,
+        expert,
+        codebooks: index(entry.codebook_base) as u32,
+        is_packed: layout.code == VqCode::Vq4p,
+        bytes: layout.record_bytes(),
+        indices: layout.matrices.map(|it| it.indices),
+        scales: layout.matrices[0].scales,
     };
-    let mut header = Vec::with_capacity(index(RECORD_HEADER));
-    header.extend(RECORD_MAGIC.to_le_bytes());
-    header.extend((layer as u16).to_le_bytes());
-    header.extend((expert as u16).to_le_bytes());
-    header.extend([format, 0]);
-    header.extend((entry.codebook_base as u16).to_le_bytes());
-    header.extend([0; 4]);
-    let [gate, up, down] = layout.matrices;
-    let blocks = layout.record_bytes() / RECORD_ALIGN;
-    for word in [blocks, gate.indices, up.indices, down.indices, gate.scales, crc.into()] {
-        header.extend((word as u32).to_le_bytes());
-    }
-    record[..header.len()].copy_from_slice(&header);
+    record[..HEADER].copy_from_slice(&header(&says, layout.code, crc));
     Ok(())
-}
-
-fn index(n: u64) -> usize {
-    usize::try_from(n).expect("a record in memory")
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use super::matrix::Matrix;
 use super::nearest::{Book, Vector};
-use super::{ConvertError, Result};
+use super::{ConvertError, Result, index};
 use crate::formats::container::{ROW_BLOCK, VEC_DIM, VqCode};
 
 /// A row over its scale, and the scale; all zeros if the scale is none.
@@ -96,10 +96,6 @@ fn pack(code: VqCode, indices: [u8; 4], out: &mut [u8]) {
             out.copy_from_slice(&(a | b << 6 | c << 12 | d << 18).to_le_bytes()[..3]);
         }
     }
-}
-
-fn index(n: u64) -> usize {
-    usize::try_from(n).expect("a size in memory")
 }
 
 #[cfg(test)]

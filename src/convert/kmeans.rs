@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use super::nearest::{Book, Vector, square};
 use crate::formats::container::{VEC_DIM, VqCode};
-use crate::text::Xoshiro256PlusPlus;
+use crate::random::Xoshiro256PlusPlus;
 
 /// Rounds of Lloyd's algorithm.
 const ROUNDS: usize = 10;

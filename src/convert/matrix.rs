@@ -14,7 +14,7 @@
 
 use waste_plan::DType;
 
-use super::{ConvertError, Result};
+use super::{ConvertError, Result, index};
 use crate::formats::{ForeignTensor, ModelFiles};
 
 /// Weights that share a scale in MXFP4.
@@ -231,10 +231,6 @@ fn e8m0(byte: u8) -> f32 {
         255 => f32::NAN,
         _ => f32::from_bits(u32::from(byte) << 23),
     }
-}
-
-fn index(n: u64) -> usize {
-    usize::try_from(n).expect("a size in memory")
 }
 
 #[cfg(test)]

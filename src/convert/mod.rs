@@ -215,3 +215,8 @@ impl Meter<'_> {
         self.progress.update(self.done, self.total);
     }
 }
+
+/// A size of something that is in memory, or is to be.
+fn index(n: u64) -> usize {
+    usize::try_from(n).expect("a size in memory")
+}

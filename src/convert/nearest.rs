@@ -97,7 +97,7 @@ pub(super) fn square(x: &Vector) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::Xoshiro256PlusPlus;
+    use crate::random::Xoshiro256PlusPlus;
 
     fn vector(rng: &mut Xoshiro256PlusPlus) -> Vector {
         std::array::from_fn(|_| (rng.next_f64() * 2.0 - 1.0) as f32)

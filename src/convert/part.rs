@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::{ConvertError, ConvertOptions, Result};
-use crate::formats::ModelFiles;
+use crate::formats::{ModelFiles, hex};
 
 const JOURNAL: &str = "journal";
 
@@ -51,7 +51,7 @@ pub(super) fn fingerprint(files: &ModelFiles, options: &ConvertOptions) -> Resul
     for stamp in files.stamps() {
         hash.update(format!("{} {} {};", stamp.len, stamp.modified_ns, stamp.inode));
     }
-    let digest: String = hash.finalize().iter().map(|it| format!("{it:02x}")).collect();
+    let digest = hex(&hash.finalize());
     Ok(format!("{VERSION} {} {} {sample} {seed} {digest}", experts.name(), trunk.name()))
 }
 

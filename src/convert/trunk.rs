@@ -12,7 +12,7 @@ use half::f16;
 use rayon::prelude::*;
 
 use super::matrix::Matrix;
-use super::{ConvertError, Result};
+use super::{ConvertError, Result, index};
 use crate::formats::container::{TRUNK_ALIGN, TrunkFormat, TrunkTensor};
 
 /// Rows that are quantised together.
@@ -115,8 +115,4 @@ fn quantise_row(matrix: &Matrix<'_>, tensor: &TrunkTensor, row: u64, bytes: &mut
         scales.push(scale);
     }
     Ok(scales)
-}
-
-fn index(n: u64) -> usize {
-    usize::try_from(n).expect("a size in memory")
 }

@@ -4,13 +4,14 @@
 //! CRC-32, finite scales and zeros behind, and the trunk's scales are finite. trunk.bin and codebooks.bin carry no checksums:
 //! that is version 0's, not ours to add.
 //!
-//! The distance of a matrix is |W − W'| / |W| (Frobenius), both decoded to f32, sums in f64 in a fixed order.
+//! The distance of a matrix is |W − W'| / |W| (Frobenius), both decoded to f32, sums in f64 in a fixed order. It is infinite where
+//! the checkpoint has a weight that is not finite: no container is made of such.
 
 use rayon::prelude::*;
 
 use super::matrix::Matrix;
 use super::source::Checkpoint;
-use super::{ConvertError, Result};
+use super::{ConvertError, Result, index};
 use crate::formats::container::{Bank, Container, MatrixKind, TrunkFormat, TrunkTensor};
 use crate::formats::{FormatError, Item, ModelFiles};
 use crate::progress::Progress;
@@ -39,7 +40,7 @@ pub struct Distance {
     pub bits: f64,
     /// The number of matrices taken together.
     pub matrices: u32,
-    /// |W − W'| / |W| over all of them.
+    /// |W − W'| / |W| over all of them; never NaN.
     pub relative: f64,
     /// The largest of a single one.
     pub worst: f64,
@@ -69,8 +70,10 @@ impl Squares {
         parts.iter().fold(Self::default(), both)
     }
 
+    /// Never NaN, which no comparison would find.
     fn relative(self) -> f64 {
-        if self.difference == 0.0 { 0.0 } else { (self.difference / self.whole).sqrt() }
+        let relative = if self.difference == 0.0 { 0.0 } else { (self.difference / self.whole).sqrt() };
+        if relative.is_nan() { f64::INFINITY } else { relative }
     }
 }
 
@@ -190,7 +193,7 @@ fn compare_trunk(
 fn compare_tensor(container: &Container, tensor: &TrunkTensor, matrix: &Matrix<'_>) -> Squares {
     /// Rows of a task; sums are taken task by task, so that they do not depend on threads.
     const ROWS: u64 = 64;
-    let tasks = usize::try_from(tensor.rows().div_ceil(ROWS)).expect("rows in memory");
+    let tasks = index(tensor.rows().div_ceil(ROWS));
     let of_task = |task: usize| {
         let first = task as u64 * ROWS;
         let (mut a, mut b) = (row_buffer(matrix.cols()), row_buffer(matrix.cols()));
@@ -264,5 +267,5 @@ fn bits(bytes: u64, weights: u64) -> f64 {
 }
 
 fn row_buffer(cols: u64) -> Vec<f32> {
-    vec![0.0; usize::try_from(cols).expect("a row in memory")]
+    vec![0.0; index(cols)]
 }

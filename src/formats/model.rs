@@ -3,7 +3,7 @@
 //! Invariants
 //! - a folder means exactly the container whose `manifest.json` it holds, or `model.safetensors`, or its index, or the one
 //!   GGUF in it: never whatever else ends in `.safetensors`;
-//! - tensor names are unique over all files, and every range of [`TensorInfo`] lies inside its file.
+//! - tensor names are unique over all files, whatever the type, and every range of [`TensorInfo`] lies inside its file.
 //!
 //! Deliberately absent: what tensors and keys mean (front ends), decoding, downloads.
 
@@ -81,27 +81,36 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Takes in one more file.
+    /// Takes in one more file, whose tables share no name.
     pub(crate) fn add(
         &mut self,
         source: Source,
         header: Range<usize>,
         tensors: BTreeMap<String, TensorInfo>,
+        foreign: BTreeMap<String, ForeignTensor>,
     ) -> Result<()> {
-        for (name, info) in tensors {
-            if let Some(twin) = self.tensors.get(&name) {
+        let places = tensors.iter().map(|it| (it.0, it.1.offset));
+        for (name, offset) in places.chain(foreign.iter().map(|it| (it.0, it.1.offset))) {
+            if let Some(twin) = self.holder(name) {
                 return Err(FormatError::Malformed {
                     file: source.name(),
-                    item: Item::tensor(&name),
-                    offset: info.offset,
-                    reason: format!("is in '{}' already", self.sources[twin.file].name()),
+                    item: Item::tensor(name),
+                    offset,
+                    reason: format!("is in '{}' already", self.sources[twin].name()),
                 });
             }
-            self.tensors.insert(name, info);
         }
+        self.tensors.extend(tensors);
+        self.foreign.extend(foreign);
         self.sources.push(source);
         self.headers.push(header);
         Ok(())
+    }
+
+    /// The number of the file with the tensor `name`, whatever its type.
+    pub(crate) fn holder(&self, name: &str) -> Option<usize> {
+        let read = self.tensors.get(name).map(|it| it.file);
+        read.or_else(|| self.foreign.get(name).map(|it| it.source))
     }
 }
 

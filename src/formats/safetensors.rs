@@ -21,7 +21,7 @@ use waste_plan::dtype::DType;
 use super::config::json_offset;
 use super::error::{FormatError, Item, Result, shown};
 use super::model::Opened;
-use super::source::{Source, read_small};
+use super::source::{Source, is_plain_name, read_small};
 use super::tensor::{TensorInfo, check_ranges};
 
 const MAX_HEADER: u64 = 100 << 20;
@@ -80,7 +80,7 @@ pub(crate) fn open_index(path: &Path) -> Result<Opened> {
     })?;
     let mut parts: BTreeMap<&str, usize> = BTreeMap::new();
     for (tensor, part) in &index.weight_map.0 {
-        if !is_plain_name(part) {
+        if !part.ends_with(".safetensors") || !is_plain_name(part) {
             return Err(FormatError::Malformed {
                 file: file.clone(),
                 item: Item::tensor(tensor),
@@ -101,9 +101,7 @@ pub(crate) fn open_index(path: &Path) -> Result<Opened> {
         add_file(&mut opened, &path)?;
     }
     for (tensor, part) in &index.weight_map.0 {
-        let held = opened.tensors.get(tensor).map(|it| it.file);
-        let is_foreign = opened.foreign.contains_key(tensor);
-        if held != parts.get(part.as_str()).copied() && !is_foreign {
+        if opened.holder(tensor) != parts.get(part.as_str()).copied() {
             let hint = format!(" (the index says it is in '{}')", shown(part));
             return Err(FormatError::Missing { file: file.clone(), item: Item::tensor(tensor), hint });
         }
@@ -117,16 +115,10 @@ struct Index {
     weight_map: UniqueMap<String>,
 }
 
-/// Whether `part` names a file beside the index: no folders, no way out.
-fn is_plain_name(part: &str) -> bool {
-    part.ends_with(".safetensors") && !part.contains(['/', '\\', ':']) && !part.starts_with('.')
-}
-
 fn add_file(opened: &mut Opened, path: &Path) -> Result<()> {
     let source = Source::open(path)?;
     let parsed = parse(&source, opened.sources.len())?;
-    opened.foreign.extend(parsed.foreign);
-    opened.add(source, 0..parsed.data, parsed.tensors)
+    opened.add(source, 0..parsed.data, parsed.tensors, parsed.foreign)
 }
 
 /// One parsed safetensors file.

@@ -136,6 +136,11 @@ impl fmt::Debug for Source {
     }
 }
 
+/// Whether `name` names a file of the same folder: no folders, no way out.
+pub(crate) fn is_plain_name(name: &str) -> bool {
+    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', ':', '\0'])
+}
+
 /// Reads a side file of at most `cap` bytes; `None` if there is no such file.
 ///
 /// # Errors

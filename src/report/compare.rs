@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::stats::mean_and_deviation;
 use super::table::{Align, Table};
 use super::units::float;
-use crate::text::Xoshiro256PlusPlus;
+use crate::random::Xoshiro256PlusPlus;
 
 /// Samples of the bootstrap.
 pub const RESAMPLES: usize = 10_000;

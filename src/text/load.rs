@@ -37,7 +37,7 @@ impl TokenizerSpec {
         let own = std::mem::take(&mut spec.stop_ids);
         spec.stop_ids = union(files, own, n_ids)?;
         spec.chat = ChatTemplate::from_model(files, &spec)?;
-        spec.stop_ids.extend(spec.turn_end());
+        spec.stop_ids.extend(spec.turn_end()?);
         spec.stop_ids.sort_unstable();
         spec.stop_ids.dedup();
         Ok(Some(spec))

@@ -30,7 +30,7 @@ mod words;
 pub use chat::{ChatInput, ChatTemplate, Message, Rendered, Zoned};
 pub use error::{Result, TextError};
 pub use load::stop_ids;
-pub use sampler::{Sampler, SamplerOptions, Xoshiro256PlusPlus, greedy};
+pub use sampler::{Sampler, SamplerOptions, greedy};
 pub use spec::TokenizerSpec;
 pub use stream::{StopFilter, TextStream};
 pub use tokenizer::{TextStart, Tokenizer};

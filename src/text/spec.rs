@@ -170,12 +170,16 @@ impl TokenizerSpec {
     }
 
     /// The control token that ends a turn in the chat template.
-    pub(crate) fn turn_end(&self) -> Option<u32> {
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::turn_end`].
+    pub(crate) fn turn_end(&self) -> Result<Option<u32>> {
+        let Some(template) = &self.chat else { return Ok(None) };
         let is_control = |it: &&Token| matches!(it.kind, Kind::Control(_)) && !it.text.is_empty();
         let controls: Vec<&Token> = self.tokens.iter().filter(is_control).collect();
         let texts: Vec<&str> = controls.iter().map(|it| it.text.as_str()).collect();
-        let end = self.chat.as_ref()?.turn_end(&texts)?;
-        controls.iter().find(|it| it.text == end).map(|it| it.id)
+        let end = template.turn_end(&texts)?;
+        Ok(end.and_then(|end| controls.iter().find(|it| it.text == end)).map(|it| it.id))
     }
 
     /// The token with `id`.

@@ -237,6 +237,34 @@ fn a_conversation_that_does_not_fit_says_so_and_goes_on() {
     assert_eq!(turn(&mut talk, "x", 0.0).kept_tokens, 0);
 }
 
+/// What was refused changes nothing: also not how the answers before are cut into ids.
+#[test]
+fn a_refused_turn_leaves_the_ids_of_earlier_answers() {
+    let refuses = format!(
+        "{{% if 'never' in messages[-1].content %}}{{{{ raise_exception('no') }}}}{{% endif %}}{TURNS}"
+    );
+    for (loaded, ctx) in [(llama(&Scratch::new("chat-refuse"), 128), 128), (kimi_tiny(), 256)] {
+        let mut talk = chat(&loaded, &refuses, 1);
+        let first = turn(&mut talk, "hi", 0.9);
+        let answer = &first.generation.rows[0].ids;
+        let spec = TokenizerSpec::from_section(loaded.text()).unwrap();
+        assert_ne!(
+            spec.build().unwrap().encode(&first.text).unwrap(),
+            *answer,
+            "else the test shows nothing"
+        );
+        let read = talk.session().len(0) as usize;
+        let mut refused =
+            |text: &str| talk.turn(text, &options(0.0), &mut |_| ControlFlow::Continue(())).unwrap_err();
+        assert!(matches!(refused(&"x ".repeat(ctx)), ChatError::Full { .. }));
+        assert!(refused("never").to_string().contains("it refuses the conversation: no"));
+        let second = turn(&mut talk, "you?", 0.0);
+        assert_eq!(second.kept_tokens, read, "all that was read stays");
+        let at = first.prompt_tokens;
+        assert_eq!(&talk.ids()[at..at + answer.len()], answer);
+    }
+}
+
 #[test]
 fn an_interrupted_answer_stays_and_an_interrupted_question_does_not() {
     let loaded = llama(&Scratch::new("chat-cut"), 256);

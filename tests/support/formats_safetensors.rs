@@ -68,11 +68,35 @@ fn an_index_names_its_files() {
             r#"{"a":"x-1.safetensors","b":"x-1.safetensors"}"#,
             "tensor 'b' is missing (the index says it is in",
         ),
+        (
+            r#"{"a":"x-1.safetensors","b":"x-2.safetensors","mask":"x-1.safetensors"}"#,
+            "tensor 'mask' is missing (the index says it is in 'x-1.safetensors')",
+        ),
         (r#"{"a":"x-1.safetensors","a":"x-1.safetensors"}"#, "'a' occurs twice"),
         ("[]", "weight_map"),
     ] {
         let err = open(&index(map)).unwrap_err();
         assert!(err.contains(want), "{map}: {err}");
+    }
+}
+
+#[test]
+fn a_name_is_in_one_shard_whatever_its_type() {
+    let dir = Scratch::new("st-twins");
+    dir.write("config.json", "{}");
+    let row = |dtype: &str, len: u32| {
+        format!(r#"{{"w":{{"dtype":"{dtype}","shape":[4],"data_offsets":[0,{len}]}}}}"#)
+    };
+    let map = r#"{"weight_map":{"w":"x-2.safetensors","v":"x-1.safetensors"}}"#;
+    let index = dir.write("model.safetensors.index.json", map);
+    for (first, second) in
+        [(("F8_E4M3", 4), ("F8_E4M3", 4)), (("F32", 16), ("U8", 4)), (("U8", 4), ("F32", 16))]
+    {
+        dir.write("x-1.safetensors", file(&row(first.0, first.1), &[1; 16]));
+        dir.write("x-2.safetensors", file(&row(second.0, second.1), &[2; 16]));
+        let err = open(&index).unwrap_err();
+        let says = ["x-2.safetensors: tensor 'w' at", "x-1.safetensors' already"];
+        assert!(says.iter().all(|it| err.contains(it)), "{first:?}, {second:?}: {err}");
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
+use waste::random::Xoshiro256PlusPlus;
 use waste::report::cost::CallShape;
-use waste::text::Xoshiro256PlusPlus;
 use waste_runtime::Token;
 
 use crate::cli::error::CliError;

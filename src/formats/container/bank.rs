@@ -10,10 +10,10 @@ use std::convert::Infallible;
 use std::ops::Range;
 
 use serde::Deserialize;
-use waste_plan::record::bank_sha256;
+use waste_plan::record::{BLOCK, Expected, Fault, HEADER, bank_sha256};
 
 use super::geometry::Geometry;
-use super::record::{RECORD_ALIGN, RECORD_HEADER, Record, RecordFault};
+use super::record::Record;
 use super::{VEC_DIM, VqCode};
 use crate::formats::error::{FormatError, Item, Result};
 use crate::formats::source::Source;
@@ -67,7 +67,7 @@ impl Expert {
     /// vectors or an offset is beyond 32 bits.
     #[must_use]
     pub fn layout(self, code: VqCode) -> Option<([BankMatrix; 3], u64)> {
-        let mut at = RECORD_HEADER;
+        let mut at = HEADER as u64;
         let mut matrices = [BankMatrix { rows: 0, cols: 0, indices: 0, scales: 0 }; 3];
         for (matrix, kind) in matrices.iter_mut().zip(MatrixKind::ALL) {
             let (rows, cols) = self.shape(kind);
@@ -145,7 +145,7 @@ impl Bank {
             ))
         })?;
         let record_bytes = entry.bytes / entry.experts;
-        let expected = used_bytes.next_multiple_of(RECORD_ALIGN);
+        let expected = used_bytes.next_multiple_of(BLOCK);
         if !entry.bytes.is_multiple_of(entry.experts) || record_bytes != expected {
             let found = format!("{} bytes for {} experts", entry.bytes, entry.experts);
             return Err(bad(format!("{found}, expected {expected} bytes each")));
@@ -189,7 +189,7 @@ impl Bank {
         self.experts
     }
 
-    /// Bytes of one record, a multiple of [`RECORD_ALIGN`].
+    /// Bytes of one record, a multiple of [`BLOCK`].
     #[must_use]
     pub fn record_bytes(&self) -> u64 {
         self.record_bytes
@@ -254,13 +254,26 @@ impl Bank {
         }
     }
 
+    /// What the header of the record of `expert` must say.
+    pub(super) fn header_of(&self, expert: u32) -> Expected {
+        Expected {
+            layer: self.layer,
+            expert,
+            codebooks: self.codebook_base,
+            is_packed: self.code == VqCode::Vq4p,
+            bytes: self.record_bytes,
+            indices: self.matrices.map(|it| it.indices),
+            scales: self.matrices[0].scales,
+        }
+    }
+
     /// A record that was read from elsewhere; `None` if it has not the length of one.
     #[must_use]
     pub fn record_in<'a>(&'a self, expert: u32, bytes: &'a [u8]) -> Option<Record<'a>> {
         (bytes.len() as u64 == self.record_bytes).then(|| Record::new(self, expert, bytes))
     }
 
-    pub(super) fn blame(&self, source: &Source, expert: u32, fault: RecordFault) -> FormatError {
+    pub(super) fn blame(&self, source: &Source, expert: u32, fault: Fault) -> FormatError {
         FormatError::Malformed {
             file: source.name(),
             item: Item::Expert { expert, layer: self.layer },

@@ -10,14 +10,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::Value as Json;
+use waste_plan::record::BLOCK;
 
 use super::bank::{Bank, BankEntry};
 use super::codebooks::{self, Codebooks};
 use super::geometry::Geometry;
-use super::record::RECORD_ALIGN;
 use super::{Container, TrunkFormat, VqCode};
 use crate::formats::config::parse_config;
 use crate::formats::error::{FormatError, Item, Result, shown};
+use crate::formats::meta::Meta;
 use crate::formats::source::Source;
 
 /// What stands before the tensors of the text model where the configuration holds several models.
@@ -60,10 +61,7 @@ impl Container {
         text: &[u8],
         coding: Coding,
     ) -> Result<Self> {
-        // Parsed as it is first: what is no JSON is refused where it breaks.
-        parse_config(file, text)?;
-        let (config, prefix, _) = text_config(text);
-        let config = parse_config(file, config.to_string().as_bytes())?;
+        let (config, prefix) = text_meta(file, text)?;
         let geometry = Geometry::of_config(&config)?;
         if geometry.moe_layers().is_empty() {
             return Err(FormatError::Missing {
@@ -83,8 +81,7 @@ impl Container {
         let mut banks = BTreeMap::new();
         for (at, layer) in (0..).zip(geometry.moe_layers()) {
             // Where the shape cannot be coded, the bank says so.
-            let record =
-                geometry.expert().layout(code).map_or(RECORD_ALIGN, |it| it.1.next_multiple_of(RECORD_ALIGN));
+            let record = geometry.expert().layout(code).map_or(BLOCK, |it| it.1.next_multiple_of(BLOCK));
             let experts = u64::from(geometry.experts());
             let name = format!("experts-L{layer}.bin");
             let entry =
@@ -113,6 +110,17 @@ impl Container {
     pub fn declared(&self) -> Option<TrunkFormat> {
         self.declared
     }
+}
+
+/// The configuration of the text model in `text`, of the file `file`, and its prefix.
+///
+/// # Errors
+/// If the text is no configuration.
+pub(super) fn text_meta(file: &str, text: &[u8]) -> Result<(Meta, &'static str)> {
+    // Parsed as it is first: what is no JSON is refused where it breaks.
+    parse_config(file, text)?;
+    let (config, prefix, _) = text_config(text);
+    Ok((parse_config(file, config.to_string().as_bytes())?, prefix))
 }
 
 /// The configuration of the text model, its prefix, and how the weights are quantised, which a container's no longer are. A

@@ -16,20 +16,18 @@ use serde_json::value::RawValue;
 
 use super::MANIFEST;
 use super::bank::BankEntry;
+use super::declare::text_meta;
 use super::{ROW_BLOCK, VEC_DIM, VqCode};
-use crate::formats::config::{json_offset, parse_config};
+use crate::formats::config::json_offset;
 use crate::formats::error::{FormatError, Item, Result, shown};
 use crate::formats::meta::Meta;
-use crate::formats::source::read_small;
+use crate::formats::source::{is_plain_name, read_small};
 
 /// Bytes of a manifest at most: some two hundred for each of a few thousand tensors, and room.
 const MAX_MANIFEST: u64 = 16 << 20;
 
 /// Characters of a tensor prefix at most.
 const MAX_PREFIX: usize = 63;
-
-/// What stands before tensor names when a configuration of several models does not say.
-const TEXT_PREFIX: &str = "language_model.";
 
 /// A manifest whose version and code are known.
 pub(super) struct Parsed {
@@ -132,8 +130,8 @@ pub(super) fn read(folder: &Path) -> Result<Parsed> {
     let Manifest { arch, tensor_prefix, config, expert_quant, layers, trunk } =
         serde_json::from_slice(&text).map_err(invalid)?;
     let code = expert_quant.code(&file)?;
-    let (config, is_inner) = text_config(&file, config.get())?;
-    let prefix = if is_inner && tensor_prefix.is_empty() { TEXT_PREFIX.to_owned() } else { tensor_prefix };
+    let (config, own_prefix) = text_meta(&file, config.get().as_bytes())?;
+    let prefix = if tensor_prefix.is_empty() { own_prefix.to_owned() } else { tensor_prefix };
     if prefix.len() > MAX_PREFIX {
         let reason = format!("{} bytes, at most {MAX_PREFIX} are allowed", prefix.len());
         return Err(malformed(Item::key("tensor_prefix"), 0, reason));
@@ -156,19 +154,6 @@ pub(super) fn read(folder: &Path) -> Result<Parsed> {
     }
     by_layer.sort_by_key(|it| it.0);
     Ok(Parsed { text, config, arch, prefix, code, trunk, layers: by_layer })
-}
-
-/// The configuration of the text model, and whether it stood inside another one.
-fn text_config(file: &str, text: &str) -> Result<(Meta, bool)> {
-    #[derive(Deserialize)]
-    struct Outer<'a> {
-        #[serde(borrow)]
-        text_config: Option<&'a RawValue>,
-    }
-    let inner = serde_json::from_str::<Outer<'_>>(text).ok().and_then(|it| it.text_config);
-    let is_inner = inner.is_some();
-    let config = parse_config(file, inner.map_or(text, RawValue::get).as_bytes())?;
-    Ok((config, is_inner))
 }
 
 impl Quant {
@@ -201,11 +186,6 @@ impl Quant {
         }
         Ok(code)
     }
-}
-
-/// Whether `name` names a file beside the manifest: no folders, no way out.
-fn is_plain_name(name: &str) -> bool {
-    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', ':', '\0'])
 }
 
 /// A JSON object whose names are unique, in the order of the file.

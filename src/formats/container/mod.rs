@@ -40,9 +40,10 @@ pub use codebooks::{BOOK_FORMAT, BOOK_HEADER, BOOK_MAGIC};
 pub use declare::Coding;
 pub(crate) use declare::text_config;
 pub(crate) use geometry::Geometry;
-pub use record::{RECORD_ALIGN, RECORD_HEADER, RECORD_MAGIC, Record, RecordFault};
+pub use record::Record;
 pub(crate) use trunk::{ALIGN as TRUNK_ALIGN, MAX_DIM as MAX_TRUNK_DIM};
 pub use trunk::{DEFAULT_GROUP, TrunkFormat, TrunkTensor};
+use waste_plan::record::Fault;
 pub use waste_plan::vq::{ROW_BLOCK, VEC_DIM, VqCode};
 
 use self::codebooks::Codebooks;
@@ -216,7 +217,7 @@ impl Container {
 
     /// The error for `fault` in the record of `expert` of `bank`.
     #[must_use]
-    pub fn blame(&self, bank: &Bank, expert: u32, fault: RecordFault) -> FormatError {
+    pub fn blame(&self, bank: &Bank, expert: u32, fault: Fault) -> FormatError {
         bank.blame(&self.sources[bank.file()], expert, fault)
     }
 }

@@ -2,26 +2,10 @@
 //!
 //! No offset that a record states is ever used to find bytes: a header that was checked states what the bank says.
 
+use waste_plan::record::{Fault, HEADER, fault, stored_crc};
+
+use super::VEC_DIM;
 use super::bank::{Bank, MatrixKind};
-use super::{VEC_DIM, VqCode};
-
-/// "WEXP", little-endian.
-pub const RECORD_MAGIC: u32 = 0x5058_4557;
-
-/// Bytes before the first index stream.
-pub const RECORD_HEADER: u64 = 48;
-
-/// Records are whole multiples of this.
-pub const RECORD_ALIGN: u64 = 4096;
-
-/// What is wrong with a record.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RecordFault {
-    /// Where, in bytes from the start of the record.
-    pub at: u64,
-    /// Found and expected.
-    pub reason: String,
-}
 
 /// One expert's bytes.
 #[derive(Clone, Copy, Debug)]
@@ -53,67 +37,36 @@ impl<'a> Record<'a> {
     ///
     /// # Errors
     /// The first field that is not as it must be.
-    pub fn check_header(&self) -> Result<(), RecordFault> {
-        let bank = self.bank;
-        let [gate, up, down] = MatrixKind::ALL.map(|it| bank.matrix(it));
-        let half = |at: u64| u64::from(u16::from_le_bytes(self.array(at)));
-        let word = |at: u64| u64::from(u32::from_le_bytes(self.array(at)));
-        let format = u64::from(self.array::<1>(8)[0]);
-        // Two-stage records are written with the number of three-stage ones.
-        let is_known = match bank.code() {
-            VqCode::Vq4p => format == 8,
-            VqCode::Vq3r | VqCode::Vq2r => matches!(format, 4 | 5),
-        };
-        if word(0) == u64::from(RECORD_MAGIC) && !is_known {
-            let reason = format!("fmt {format} is not that of {}", bank.code().name());
-            return Err(RecordFault { at: 8, reason });
-        }
-        let blocks = bank.record_bytes() / RECORD_ALIGN;
-        let fields = [
-            (0, "magic", word(0), RECORD_MAGIC.into()),
-            (4, "layer", half(4), bank.layer().into()),
-            (6, "expert_id", half(6), self.expert.into()),
-            (10, "codebook_id", half(10), bank.codebook_base().into()),
-            (12, "lowrank_id", half(12), 0),
-            (16, "rec_4k_blocks", word(16), blocks),
-            (20, "gate_off", word(20), gate.indices),
-            (24, "up_off", word(24), up.indices),
-            (28, "down_off", word(28), down.indices),
-            (32, "chan_corr_off", word(32), gate.scales),
-        ];
-        match fields.into_iter().find(|(_, _, found, expected)| found != expected) {
-            None => Ok(()),
-            Some((at, name, found, expected)) => {
-                Err(RecordFault { at, reason: format!("{name} is {found:#x}, expected {expected:#x}") })
-            }
-        }
+    pub fn check_header(&self) -> Result<(), Fault> {
+        fault(self.bytes, &self.bank.header_of(self.expert)).map_or(Ok(()), Err)
     }
 
     /// Compares the CRC-32 of indices and scales with the header's.
     ///
     /// # Errors
     /// If they differ.
-    pub fn check_crc(&self) -> Result<(), RecordFault> {
-        let stored = u32::from_le_bytes(self.array(36));
-        let found = crc32fast::hash(self.part(RECORD_HEADER, self.bank.used_bytes() - RECORD_HEADER));
+    pub fn check_crc(&self) -> Result<(), Fault> {
+        let stored = stored_crc(self.bytes);
+        let start = HEADER as u64;
+        let found = crc32fast::hash(self.part(start, self.bank.used_bytes() - start));
         if stored == found {
             return Ok(());
         }
         let reason = format!("CRC-32 {found:#010x}, the header says {stored:#010x}");
-        Err(RecordFault { at: RECORD_HEADER, reason })
+        Err(Fault { at: start, reason })
     }
 
     /// Checks that every row scale is a finite number.
     ///
     /// # Errors
     /// The first that is not.
-    pub fn check_scales(&self) -> Result<(), RecordFault> {
+    pub fn check_scales(&self) -> Result<(), Fault> {
         let start = self.bank.matrix(MatrixKind::Gate).scales;
         let scales = self.part(start, self.bank.used_bytes() - start).as_chunks::<2>().0;
         match scales.iter().position(|it| !half::f16::from_le_bytes(*it).is_finite()) {
             None => Ok(()),
             Some(at) => {
-                Err(RecordFault { at: start + 2 * at as u64, reason: "a row scale is not finite".to_owned() })
+                Err(Fault { at: start + 2 * at as u64, reason: "a row scale is not finite".to_owned() })
             }
         }
     }
@@ -122,13 +75,11 @@ impl<'a> Record<'a> {
     ///
     /// # Errors
     /// The first other byte.
-    pub fn check_padding(&self) -> Result<(), RecordFault> {
+    pub fn check_padding(&self) -> Result<(), Fault> {
         let start = self.bank.used_bytes();
         match self.part(start, self.bank.record_bytes() - start).iter().position(|it| *it != 0) {
             None => Ok(()),
-            Some(at) => {
-                Err(RecordFault { at: start + at as u64, reason: "the padding is not zero".to_owned() })
-            }
+            Some(at) => Err(Fault { at: start + at as u64, reason: "the padding is not zero".to_owned() }),
         }
     }
 

@@ -3,6 +3,7 @@
 //! Source: llama.cpp's gguf-split: keys `split.no` (from 0), `split.count`, `split.tensors.count`; the
 //! metadata of the first file holds for all.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::super::error::{FormatError, Item, Result};
@@ -31,7 +32,7 @@ pub(crate) fn open(path: &Path) -> Result<Opened> {
         let source = Source::open(path)?;
         let GgufFile { meta, tensors, header } = parse(&source, idx)?;
         check_part(&meta, idx, paths.len())?;
-        opened.add(source, header, tensors)?;
+        opened.add(source, header, tensors, BTreeMap::new())?;
         first.get_or_insert(meta);
     }
     if let Some(meta) = first {

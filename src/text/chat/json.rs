@@ -10,6 +10,9 @@ use minijinja::{Error, ErrorKind};
 use serde::Serialize;
 use serde_json::ser::Formatter;
 
+/// Levels of lists and maps at most: writing one takes more of the stack than anything else that is done with it.
+const MAX_DEPTH: usize = 500;
+
 /// The filter `tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
 pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent = match options.get::<Option<Value>>("indent")? {
@@ -27,7 +30,7 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
         Some([item, key]) => [item.clone(), key.clone()],
         Some(_) => return Err(invalid("separators are two strings")),
     };
-    let value = if sorted { sort_keys(value)? } else { value.clone() };
+    let value = if sorted { sort_keys(value, 0)? } else { value.clone() };
     let mut out = Vec::new();
     let layout = Layout { item, key, indent, ascii, depth: 0, is_empty: false };
     let mut serializer = serde_json::Serializer::with_formatter(&mut out, layout);
@@ -49,17 +52,27 @@ fn indent_of(value: &Value) -> Result<String, Error> {
     spaces.map(|it| " ".repeat(it)).ok_or_else(|| invalid("indent is a number up to 64, or a short text"))
 }
 
-fn sort_keys(value: &Value) -> Result<Value, Error> {
+fn sort_keys(value: &Value, depth: usize) -> Result<Value, Error> {
+    if depth > MAX_DEPTH {
+        return Err(invalid(&too_deep()));
+    }
     Ok(match value.kind() {
         ValueKind::Map => {
             let mut keys: Vec<Value> = value.try_iter()?.collect();
             keys.sort();
-            let entry = |key: Value| Ok::<_, Error>((key.clone(), sort_keys(&value.get_item(&key)?)?));
+            let entry =
+                |key: Value| Ok::<_, Error>((key.clone(), sort_keys(&value.get_item(&key)?, depth + 1)?));
             keys.into_iter().map(entry).collect::<Result<Value, _>>()?
         }
-        ValueKind::Seq => value.try_iter()?.map(|it| sort_keys(&it)).collect::<Result<Value, _>>()?,
+        ValueKind::Seq => {
+            value.try_iter()?.map(|it| sort_keys(&it, depth + 1)).collect::<Result<Value, _>>()?
+        }
         _ => value.clone(),
     })
+}
+
+fn too_deep() -> String {
+    format!("it is nested more than {MAX_DEPTH} levels deep")
 }
 
 /// Python's layout.
@@ -77,6 +90,9 @@ struct Layout {
 impl Layout {
     fn open(&mut self, out: &mut (impl Write + ?Sized), bracket: &[u8]) -> io::Result<()> {
         self.depth += 1;
+        if self.depth > MAX_DEPTH {
+            return Err(io::Error::other(too_deep()));
+        }
         self.is_empty = true;
         out.write_all(bracket)
     }

@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `template` | a template as data, and the turn ends it implies |
 //! | `input` | conversations, from a program or a JSON file |
-//! | `render` | the Jinja environment, its helpers, and its limits |
+//! | `render` | the Jinja environment and its helpers |
+//! | `limits` | what keeps a template from taking the process along |
 //! | `marks` | what keeps texts in a conversation from becoming control tokens |
 //! | `json` | `tojson` as Python writes it |
 //! | `source` | where a model's files keep their template |
@@ -12,12 +13,13 @@
 //! Invariants
 //! - the template owns the control tokens: nothing is put before or after what it writes;
 //! - no text of a conversation becomes a control token, or a part of one;
-//! - a template ends: its steps, its output and the memory it may take are bounded.
+//! - a template ends: its steps, its output, its time and the memory it may take are bounded.
 //!
 //! Deliberately absent: choice among several named templates (the default one is taken), and templates that include others.
 
 mod input;
 mod json;
+mod limits;
 mod marks;
 mod render;
 mod source;

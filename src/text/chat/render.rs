@@ -3,45 +3,28 @@
 //! Source: `_compile_jinja_template` of transformers' chat_template_utils.py: blocks are trimmed, loops can be left, `tojson`,
 //! `raise_exception`, `strftime_now` and `{% generation %}` exist, and values have Python's methods.
 //!
-//! A template is a program from a stranger. It runs on a thread of its own: its steps are counted (fuel), its output is
-//! bounded, and while it runs the memory of the process is watched, where the system tells it. The renderer cannot be stopped
-//! between steps, so a template that takes too much is left behind to run into the end of its fuel: a program does best to end
-//! then.
+//! A template is a program from a stranger: see `limits` for what it may take.
 //!
 //! Deliberately absent: Python's way to print lists, and its names of booleans where `~` joins them to a text.
 //!
 //! Invariants
 //! - the text depends on template, conversation and its time alone;
-//! - a template that does not end costs a second or two, not the session.
+//! - a template that does not end costs a second, or 20 at most, not the session.
 
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::time::Duration;
 
 use jiff::Zoned;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, escape_formatter};
-use waste_runtime::sys::peak_rss;
 
 use super::input::ChatInput;
+use super::limits::{Bounded, FUEL, guard_filters, method, watched};
 use super::marks::Marks;
 use super::template::ChatTemplate;
 use crate::text::error::{Result, TextError};
 use crate::text::tokenizer::Tokenizer;
-
-/// Steps of a template at most. A conversation of a thousand messages takes some hundred thousand.
-const FUEL: u64 = 20_000_000;
-
-/// Bytes of the rendered text at most.
-const MAX_OUTPUT: usize = 64 << 20;
-
-/// Bytes that the process may grow by while a template runs, beyond all it ever had.
-const MAX_GROWTH: u64 = 512 << 20;
-
-/// How often memory is looked at.
-const LOOK: Duration = Duration::from_millis(2);
 
 /// A conversation as the model is to see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,7 +53,7 @@ impl Rendered {
 /// Checks that `source` can be parsed.
 pub(super) fn parse(source: &str) -> Result<()> {
     let source = without_generation_blocks(source);
-    environment(&Zoned::default()).template_from_str(&source).map(|_| ()).map_err(explain)
+    watched(move || environment(&Zoned::default()).template_from_str(&source).map(|_| ()).map_err(explain))
 }
 
 /// Renders `input`, none of whose texts becomes one of `controls`.
@@ -83,65 +66,16 @@ pub(super) fn render(template: &ChatTemplate, input: &ChatInput, controls: &[&st
     let marked = input.variables.iter().map(|(name, value)| Ok((name.clone(), marks.value(value)?)));
     let context = words.chain(marked).collect::<std::result::Result<Value, Error>>().map_err(explain)?;
     let source = without_generation_blocks(&template.source);
-    Ok(Rendered { marked: watched(source, context, input.now.clone())?, mark: marks.mark() })
+    let now = input.now.clone();
+    Ok(Rendered { marked: watched(move || text_of(&source, &context, &now))?, mark: marks.mark() })
 }
 
-/// Renders on a thread of its own, and gives up on it if the process grows too much.
-fn watched(source: String, context: Value, now: Zoned) -> Result<String> {
-    let (sender, receiver) = sync_channel(1);
-    let at_first = peak_rss();
-    let job = move || {
-        // Nobody listens any more if the template was given up.
-        let _ = sender.send(within_limits(&source, &context, &now));
-    };
-    let spawned = std::thread::Builder::new().name("chat template".into()).stack_size(8 << 20).spawn(job);
-    let thread = spawned.map_err(|err| TextError::Encode(format!("no thread for the template: {err}")))?;
-    loop {
-        match receiver.recv_timeout(LOOK) {
-            Ok(text) => {
-                // It has sent its result, and ends.
-                let _ = thread.join();
-                return text;
-            }
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(TextError::TemplateLimit("it made the renderer fail".into()));
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                let grown = peak_rss().zip(at_first).map_or(0, |(now, then)| now.saturating_sub(then));
-                if grown > MAX_GROWTH {
-                    let most = MAX_GROWTH >> 20;
-                    return Err(TextError::TemplateLimit(format!("it takes more than {most} MiB of memory")));
-                }
-            }
-        }
-    }
-}
-
-fn within_limits(source: &str, context: &Value, now: &Zoned) -> Result<String> {
+fn text_of(source: &str, context: &Value, now: &Zoned) -> Result<String> {
     let env = environment(now);
     let template = env.template_from_str(source).map_err(explain)?;
-    let mut out = Bounded { bytes: Vec::new() };
+    let mut out = Bounded::default();
     template.render_captured_to(context, &mut out).map_err(explain)?;
     String::from_utf8(out.bytes).map_err(|err| TextError::Encode(err.to_string()))
-}
-
-/// A text that may only grow so far.
-struct Bounded {
-    bytes: Vec<u8>,
-}
-
-impl Write for Bounded {
-    fn write(&mut self, more: &[u8]) -> io::Result<usize> {
-        if self.bytes.len() + more.len() > MAX_OUTPUT {
-            return Err(io::Error::other(format!("it writes more than {} MiB", MAX_OUTPUT >> 20)));
-        }
-        self.bytes.extend_from_slice(more);
-        Ok(more.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 fn environment(now: &Zoned) -> Environment<'static> {
@@ -151,7 +85,8 @@ fn environment(now: &Zoned) -> Environment<'static> {
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_fuel(Some(FUEL));
     env.set_formatter(as_python_prints);
-    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.set_unknown_method_callback(method);
+    guard_filters(&mut env);
     env.add_filter("tojson", super::json::tojson);
     env.add_function("raise_exception", |reason: String| -> std::result::Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, format!("{REFUSAL}{reason}")))

@@ -9,7 +9,7 @@ use crate::text::error::{Result, TextError};
 use crate::text::tokenizer::Tokenizer;
 
 /// Bytes of a template at most; real ones have some ten thousand.
-const MAX_SOURCE: usize = 1 << 20;
+const MAX_SOURCE: usize = 1 << 17;
 
 /// A Jinja template and the words it may name, such as `bos_token`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +57,8 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`TextError::Template`] with the line at fault, also where the template refuses the conversation;
-    /// [`TextError::TemplateLimit`] if it does not end, or takes more memory than a template may.
+    /// [`TextError::TemplateLimit`] if it does not end, or takes more memory than a template may;
+    /// a part of it may still run then.
     pub fn render(&self, input: &ChatInput, tokenizer: &Tokenizer) -> Result<Rendered> {
         render::render(self, input, &tokenizer.control_texts())
     }
@@ -69,14 +70,20 @@ impl ChatTemplate {
 
     /// The one of `controls`, texts of control tokens, that ends a turn of the assistant: what follows its words at once. `None` if
     /// the template refuses the shortest of conversations, or ends turns by text alone.
-    #[must_use]
-    pub fn turn_end<'c>(&self, controls: &[&'c str]) -> Option<&'c str> {
+    ///
+    /// # Errors
+    /// [`TextError::TemplateLimit`] as [`ChatTemplate::render`]: what was left behind may still run.
+    pub fn turn_end<'c>(&self, controls: &[&'c str]) -> Result<Option<&'c str>> {
         const ANSWER: &str = "Zwölf Boxkämpfer";
         let messages = [Message::new("user", "Hm"), Message::new("assistant", ANSWER)];
         let input = ChatInput::new(&messages, false, &Zoned::default());
-        let text = render::render(self, &input, controls).ok()?.text();
-        let (_, after) = text.rsplit_once(ANSWER)?;
+        let text = match render::render(self, &input, controls) {
+            Ok(it) => it.text(),
+            Err(err @ TextError::TemplateLimit(_)) => return Err(err),
+            Err(_) => return Ok(None),
+        };
+        let Some((_, after)) = text.rsplit_once(ANSWER) else { return Ok(None) };
         let fits = controls.iter().filter(|it| after.trim_start().starts_with(**it));
-        fits.max_by_key(|it| it.len()).copied()
+        Ok(fits.max_by_key(|it| it.len()).copied())
     }
 }

@@ -463,17 +463,19 @@ impl Session {
                 allocations.fetch_add(thread_allocations() - before, Ordering::Relaxed);
             }
         };
-        self.counters.barriers += self.team.run(&job)?;
+        let ran = self.team.run(&job);
+        // However the walk ended, what it kept of experts is given back, and the wish to cancel is over with it.
+        let is_cancelled = self.cancel.swap(false, Ordering::Relaxed);
+        let ended = self.experts.as_ref().map_or(Ok(()), |it| it.end(is_cancelled || ran.is_err()));
+        self.counters.barriers += ran?;
         self.counters.tiles += tiles.into_inner() as u64;
         self.counters.allocations += allocations.into_inner();
         let expert_bytes = exec.expert_bytes.load(Ordering::Relaxed);
-        if let Some(experts) = &self.experts {
-            match experts.end(self.cancel.load(Ordering::Relaxed)) {
-                Ok(()) | Err(ExpertError::Cancelled) => {}
-                Err(error) => return Err(error.into()),
-            }
+        match ended {
+            Ok(()) | Err(ExpertError::Cancelled) => {}
+            Err(error) => return Err(error.into()),
         }
-        if self.cancel.swap(false, Ordering::Relaxed) {
+        if is_cancelled {
             return Err(RuntimeError::Cancelled);
         }
         let mut onlooker = onlooker.map(|it| it.into_inner().expect("only thread 0 looks on"));

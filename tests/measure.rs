@@ -201,6 +201,20 @@ fn info_lists_every_row_and_the_limit_that_set_the_threads() {
     assert!(text.contains("threads    1 (as asked)\n") && text.contains("  WASTE_THREADS=1\n"), "{text}");
 }
 
+/// Each session is opened by a process as free as the first found it.
+#[cfg(target_os = "linux")]
+#[test]
+fn bench_runs_every_test_on_the_processors_that_are_asked_for() {
+    let machine = waste_runtime::sys::Machine::detect();
+    let allowed: Vec<usize> = machine.cpus.iter().filter(|it| it.is_allowed).map(|it| it.id).collect();
+    let [first, .., last] = allowed[..] else { return };
+    let (model, cpus) = (model(), format!("{first},{last}"));
+    let args = ["bench", &model, "--cpus", &cpus, "-t", "1,2", "-p", "8", "-n", "2", "-r", "1", "-o", "json"];
+    let threads: Vec<u64> =
+        json(&args).as_array().unwrap().iter().map(|it| it["n_threads"].as_u64().unwrap()).collect();
+    assert_eq!(threads, [1, 1, 2, 2]);
+}
+
 /// The sentence of the README, where all states are used: those of a saved session take no memory beside their own.
 #[cfg(target_os = "linux")]
 #[test]

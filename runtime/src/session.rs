@@ -85,19 +85,11 @@ impl Session {
         let scratch = (0..options.threads.max(1))
             .map(|_| ThreadScratch::new(plan.memory.thread).map(Mutex::new))
             .collect::<Result<_, _>>()?;
-        let cpus = options.cpus.clone();
         let profile = options.profile.then(|| Profile::new(&plan));
-        if let Some(cpu) = options.cpus.first() {
-            crate::sys::pin_thread(*cpu);
-        }
         Ok(Self {
             spaces: Spaces::new(&plan, loaded.weights())?,
             table: KernelTable::new(options.cpu),
-            team: Team::new(options.threads.max(1), move |i| {
-                if let Some(cpu) = cpus.get(i) {
-                    crate::sys::pin_thread(*cpu);
-                }
-            })?,
+            team: Team::new(options.threads.max(1), &options.cpus)?,
             scratch,
             claims,
             lens: vec![0; plan.options.batch as usize],

@@ -1,4 +1,4 @@
-//! Sessions of the sample plan, whose weights are zero: which saved sessions are refused.
+//! Sessions of the sample plan, whose weights are zero: whose thread is left alone, and which saved sessions are refused.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::PathBuf;
@@ -26,6 +26,41 @@ fn folder(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("waste-sessions-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&path).unwrap();
     path
+}
+
+/// A caller may have two sessions, and more after them: none narrows where its thread and those that it starts may run.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_caller_is_pinned_only_while_a_step_runs() {
+    let allowed = || {
+        let set = rustix::thread::sched_getaffinity(None).unwrap();
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|it| set.is_set(*it)).collect::<Vec<_>>()
+    };
+    let before = allowed();
+    let [first, .., last] = before[..] else { return };
+    let loaded = tiny();
+    let (mut one, mut other) = (open(&loaded, &[first]), open(&loaded, &[last]));
+    for _ in 0..2 {
+        for (session, cpu) in [(&mut one, first), (&mut other, last)] {
+            let mut seen = Vec::new();
+            session.step_seen(&[TOKEN], &[0], &mut |_| seen.push(allowed())).unwrap();
+            assert!(seen.len() > 10 && seen.iter().all(|it| *it == [cpu]), "{seen:?}");
+            assert_eq!(allowed(), before);
+        }
+    }
+    // A thread of the team without a processor of its own may run wherever the caller may.
+    let list =
+        |status: &str| status.lines().find(|it| it.starts_with("Cpus_allowed_list")).unwrap().to_owned();
+    let here = list(&std::fs::read_to_string("/proc/thread-self/status").unwrap());
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let team: Vec<String> = tasks
+        .filter_map(|it| std::fs::read_to_string(it.unwrap().path().join("status")).ok())
+        .filter(|it| it.starts_with("Name:\twaste-1\n"))
+        .map(|it| list(&it))
+        .collect();
+    assert!(2 <= team.len() && team.iter().all(|it| *it == here), "{team:?}, here {here}");
+    drop(one);
+    assert_eq!(allowed(), before);
 }
 
 /// What a forged file says of itself is believed neither before nor after its sum is right.

@@ -4,11 +4,14 @@
 mod support;
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use support::{Fixture, Run, session};
-use waste::compile::CompileOptions;
-use waste_runtime::Token;
+use support::{Run, session};
+use waste::compile::{CompileOptions, compile};
+use waste::formats::ModelFiles;
+use waste::progress::Silent;
+use waste_runtime::{ExpertOptions, Token};
 
 struct Counting;
 
@@ -34,17 +37,30 @@ fn main() {
     no_step_allocates();
 }
 
+/// Dense models; delta and latent attention with routed experts; the same with tables and experts in files.
+const MODELS: [&str; 5] = [
+    "models/gpt2-rand-f32",
+    "models/llama-rand-gqa-untied-f32",
+    "models/kimi-rand-bf16",
+    "containers/tiny-vq3r",
+    "containers/tinyk3-vq4p",
+];
+
 fn no_step_allocates() {
     // Threads of a session that is gone may still be ending, and allocate: none goes before all is counted.
     let mut kept = Vec::new();
-    for name in ["gpt2-rand-f32", "llama-rand-gqa-untied-f32"] {
-        let fixture = Fixture::open(name);
-        let options = CompileOptions { ctx: Some(96), chunk: Some(16), ..CompileOptions::usual() };
-        let loaded = fixture.compile(&options);
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    for name in MODELS {
+        let files = ModelFiles::open(&data.join(name), None).unwrap();
+        let lookahead = if files.container().is_some() { 2 } else { 0 };
+        let options = CompileOptions { ctx: Some(96), chunk: Some(16), lookahead, ..CompileOptions::usual() };
+        let loaded = compile(&files, &options, &mut |_| ()).unwrap().load(&Silent).unwrap();
         // Packing woke the threads of the shared pool, which allocate as they start: all have, once all have answered.
         rayon::broadcast(|_| ());
         for (threads, is_traced) in [(1, false), (2, false), (3, false), (2, true)] {
-            let mut session = session(&loaded, &Run { threads, ..Run::default() });
+            // Fewer slots than a step wants: records come and go.
+            let experts = ExpertOptions { slots: Some(3), ..ExpertOptions::default() };
+            let mut session = session(&loaded, &Run { threads, experts, ..Run::default() });
             if is_traced {
                 // Fewer slices than steps: it fills up on the way.
                 session.start_trace(200);
@@ -58,6 +74,10 @@ fn no_step_allocates() {
                 session.step(&[Token { row: 0, id }], &[0]).unwrap();
             }
             let found = ALLOCATIONS.load(Ordering::Relaxed) - before;
+            assert!(
+                session.expert_counters().is_none_or(|it| it.evictions > 0),
+                "{name}: nothing was streamed"
+            );
             assert_eq!(found, 0, "{name} with {threads} threads, traced: {is_traced}");
             kept.push(session);
         }

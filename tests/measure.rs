@@ -201,3 +201,56 @@ fn info_lists_every_row_and_the_limit_that_set_the_threads() {
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("threads    1 (as asked)\n") && text.contains("  WASTE_THREADS=1\n"), "{text}");
 }
+
+/// Each session is opened by a process as free as the first found it.
+#[cfg(target_os = "linux")]
+#[test]
+fn bench_runs_every_test_on_the_processors_that_are_asked_for() {
+    let machine = waste_runtime::sys::Machine::detect();
+    let allowed: Vec<usize> = machine.cpus.iter().filter(|it| it.is_allowed).map(|it| it.id).collect();
+    let [first, .., last] = allowed[..] else { return };
+    let (model, cpus) = (model(), format!("{first},{last}"));
+    let args = ["bench", &model, "--cpus", &cpus, "-t", "1,2", "-p", "8", "-n", "2", "-r", "1", "-o", "json"];
+    let threads: Vec<u64> =
+        json(&args).as_array().unwrap().iter().map(|it| it["n_threads"].as_u64().unwrap()).collect();
+    assert_eq!(threads, [1, 1, 2, 2]);
+}
+
+/// The sentence of the README, where all states are used: those of a saved session take no memory beside their own.
+#[cfg(target_os = "linux")]
+#[test]
+fn resident_memory_stays_within_32_mib_of_what_is_stated() {
+    const POSITIONS: usize = 1 << 17;
+    let scratch = Scratch::new("measure-resident");
+    let name = |it: &str| scratch.path().join(it).display().to_string();
+    let (plan, file) = (name("m.wplan"), name("s.bin"));
+    stdout(&["compile", &model(), "-o", &plan, "--ctx", &POSITIONS.to_string()]);
+    let exec = ["exec", &plan, "--tokens", "1", "-n", "1", "-o", "json", "--session", &file];
+    json(&exec);
+    std::fs::write(&file, lengthened(&std::fs::read(&file).unwrap(), POSITIONS - 64)).unwrap();
+
+    let found = json(&exec);
+    let memory = |it: &str| found["memory"][it].as_u64().unwrap();
+    let saved = std::fs::metadata(&file).unwrap().len();
+    assert!(saved > 48 << 20, "{saved} bytes are saved");
+    assert!(saved < memory("needed_bytes") && memory("needed_bytes") < memory("peak_rss_bytes") + (32 << 20));
+    assert!(
+        memory("peak_rss_bytes") <= memory("needed_bytes") + (32 << 20),
+        "{} bytes were resident, {} are stated",
+        memory("peak_rss_bytes"),
+        memory("needed_bytes")
+    );
+}
+
+/// A saved session of one tile of positions, made one of `len` tokens whose states are zero.
+fn lengthened(saved: &[u8], len: usize) -> Vec<u8> {
+    let word = |at: usize| u32::from_le_bytes(saved[at..at + 4].try_into().unwrap()) as usize;
+    let described = &saved[24..24 + word(8)];
+    let tile = saved.len() - 24 - described.len() - 4 * word(12) - word(20) - 4;
+    let len_word = u32::try_from(len).unwrap().to_le_bytes();
+    let mut out = [&saved[..12], &len_word, &len_word, &[0; 4], described].concat();
+    (0..len).for_each(|_| out.extend(1u32.to_le_bytes()));
+    out.resize(out.len() + tile * len.div_ceil(32), 0);
+    out.extend(waste_plan::file::crc32c(&out).to_le_bytes());
+    out
+}

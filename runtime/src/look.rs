@@ -38,14 +38,14 @@ impl Onlooker for After<'_> {
     }
 }
 
-/// Lets thread 0 look on while the others wait.
+/// Lets thread 0 look on while the others wait. After a panic there is nothing to see.
 pub(crate) fn look(
     member: &mut Member<'_>,
     onlooker: &Mutex<&mut dyn Onlooker>,
     f: impl FnOnce(&mut dyn Onlooker),
 ) {
     member.barrier();
-    if member.index == 0 {
+    if member.index == 0 && !member.is_panicked() {
         member.guarded(|| f(&mut **onlooker.lock().expect("only thread 0 looks on")));
     }
     member.barrier();

@@ -9,7 +9,8 @@ use crate::stream::ExpertOptions;
 pub struct SessionOptions {
     /// Threads, at least 1.
     pub threads: usize,
-    /// Processors to pin threads to, by thread; empty: wherever the system puts them.
+    /// Processors to pin threads to, by thread; empty: wherever the system puts them. The first is the caller's, who is pinned
+    /// only while a step runs.
     pub cpus: Vec<usize>,
     /// What the kernels may use of the processor: [`CpuFeatures::detect`], or less.
     pub cpu: CpuFeatures,

@@ -11,17 +11,21 @@
 //!
 //! All little-endian. Version 1 has no note. Invariants
 //! - the whole file is checked before a byte of the session changes;
+//! - it is read twice in small pieces, to be checked and to be taken over: states are never in memory beside themselves, not even
+//!   as pages of a map, and a forged file takes no more than the most tokens and the longest note;
 //! - a file of another model, arithmetic or shape is refused with the first line that differs. Positions, rows, chunk and
 //!   threads may differ, as long as the tokens fit.
 //!
 //! Deliberately absent: compression, and tokens without states (they are a prompt).
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{BufReader, Read, Seek, Write};
 use std::ops::Range;
 use std::path::Path;
 
 use waste_plan::file::write_whole;
 use waste_plan::schema::{KV_TILE, Plan, State, StateKind};
+use waste_plan::validate::MAX_TOKENS;
 
 use crate::error::RuntimeError;
 use crate::session::Session;
@@ -30,6 +34,12 @@ const MAGIC: [u8; 4] = *b"WSES";
 const VERSION: u32 = 2;
 /// Bytes before the description, by version less one.
 const HEADS: [usize; 2] = [20, 24];
+/// Most bytes of a note.
+const MAX_NOTE: usize = 1 << 26;
+/// Bytes read at a time.
+const PIECE: usize = 1 << 16;
+/// Bytes of a foreign description that are read beyond the length of the expected one, to show the line that differs.
+const LINE: u64 = 4096;
 
 /// What must be the same, a line each.
 fn description(plan: &Plan) -> String {
@@ -67,16 +77,35 @@ fn ranges(state: &State, row: usize, half: usize, len: usize) -> impl Iterator<I
     (0..n).map(move |i| first + i * step..first + i * step + bytes)
 }
 
-/// Writes and sums.
-struct Summed<W> {
-    out: W,
+/// A file, and the sum of what was written to it or read from it.
+struct Summed<F> {
+    file: F,
     crc: u32,
 }
 
 impl<W: Write> Summed<W> {
     fn put(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         self.crc = crc32c::crc32c_append(self.crc, bytes);
-        self.out.write_all(bytes)
+        self.file.write_all(bytes)
+    }
+}
+
+impl<R: Read> Summed<R> {
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), String> {
+        self.file.read_exact(bytes).map_err(|it| it.to_string())?;
+        self.crc = crc32c::crc32c_append(self.crc, bytes);
+        Ok(())
+    }
+
+    fn bytes(&mut self, n: u64) -> Result<Vec<u8>, String> {
+        let mut bytes = vec![0; usize::try_from(n).map_err(|it| it.to_string())?];
+        self.fill(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn words(&mut self, n: u64) -> Result<Vec<u32>, String> {
+        let mut word = [0; 4];
+        (0..n).map(|_| self.fill(&mut word).map(|()| u32::from_le_bytes(word))).collect()
     }
 }
 
@@ -84,12 +113,13 @@ impl Session {
     /// Saves row `row`, whose tokens are `ids`: the accepted ones, and what follows them and is not accepted yet.
     ///
     /// # Errors
-    /// [`RuntimeError::Saved`] if there are fewer ids than accepted tokens, or the file cannot be written.
+    /// [`RuntimeError::Saved`] if there are fewer ids than accepted tokens or more than any plan has positions, or the file cannot
+    /// be written.
     pub fn save(&self, row: u32, ids: &[u32], path: &Path) -> Result<(), RuntimeError> {
         self.save_with(row, ids, &[], path)
     }
 
-    /// As [`Session::save`], with a `note` that [`Session::restore_with`] gives back.
+    /// As [`Session::save`], with a `note` of at most 64 MiB that [`Session::restore_with`] gives back.
     ///
     /// # Errors
     /// As [`Session::save`].
@@ -99,13 +129,11 @@ impl Session {
         if ids.len() < len {
             return Err(refuse(format!("{} ids for {len} accepted tokens", ids.len())));
         }
+        most(ids.len() as u64, note.len() as u64).map_err(refuse)?;
         let description = description(self.plan());
-        if u32::try_from(note.len()).is_err() {
-            return Err(refuse(format!("a note of {} bytes", note.len())));
-        }
         let number = |n: usize| u32::try_from(n).expect("tokens of a validated plan").to_le_bytes();
         let written = write_whole(path, |out| {
-            let mut out = Summed { out, crc: 0 };
+            let mut out = Summed { file: out, crc: 0 };
             out.put(&MAGIC)?;
             out.put(&VERSION.to_le_bytes())?;
             for n in [description.len(), ids.len(), len, note.len()] {
@@ -120,7 +148,7 @@ impl Session {
                 }
             }
             let crc = out.crc;
-            out.out.write_all(&crc.to_le_bytes())
+            out.file.write_all(&crc.to_le_bytes())
         });
         written.map_err(|it| refuse(it.to_string()))
     }
@@ -128,7 +156,8 @@ impl Session {
     /// Restores what [`Session::save`] saved into row `row`, and returns its ids; those beyond [`Session::len`] are not accepted yet.
     ///
     /// # Errors
-    /// [`RuntimeError::Saved`] if the file cannot be read, is damaged, or is of another model or shape. The row is then as it was.
+    /// [`RuntimeError::Saved`] if the file cannot be read, is damaged, or is of another model or shape. The row is then as it was;
+    /// only if the file changes while it is read is the row forgotten.
     pub fn restore(&mut self, row: u32, path: &Path) -> Result<Vec<u32>, RuntimeError> {
         Ok(self.restore_with(row, path)?.0)
     }
@@ -139,34 +168,98 @@ impl Session {
     /// As [`Session::restore`].
     pub fn restore_with(&mut self, row: u32, path: &Path) -> Result<(Vec<u32>, Vec<u8>), RuntimeError> {
         let refuse = |message: String| RuntimeError::Saved { path: path.to_owned(), message };
-        let bytes = std::fs::read(path).map_err(|it| refuse(it.to_string()))?;
-        let saved = Saved::parse(&bytes, self.plan()).map_err(refuse)?;
-        let half = self.half(row);
-        let mut rest = saved.states;
-        for (id, state) in (0..).zip(self.plan().states.clone()) {
-            for range in ranges(&state, row as usize, half, saved.len) {
-                let (here, more) = rest.split_at(range.len());
-                self.spaces_mut().state_bytes_mut(id, range).copy_from_slice(here);
-                rest = more;
-            }
+        let mut saved = Saved::open(path, self.plan()).map_err(refuse)?;
+        if let Err(message) = self.take_states(row, &mut saved) {
+            self.clear(row);
+            return Err(refuse(message));
         }
         self.set_len(row, u32::try_from(saved.len).expect("tokens of a validated plan"));
-        Ok((saved.ids, saved.note.to_vec()))
+        Ok((saved.ids, saved.note))
+    }
+
+    /// Reads the states of `row` into their places.
+    fn take_states(&mut self, row: u32, saved: &mut Saved) -> Result<(), String> {
+        let half = self.half(row);
+        for (id, state) in (0..).zip(self.plan().states.clone()) {
+            for range in ranges(&state, row as usize, half, saved.len) {
+                saved.rest.fill(self.spaces_mut().state_bytes_mut(id, range))?;
+            }
+        }
+        if saved.rest.crc == saved.crc { Ok(()) } else { Err("changed while it was read".into()) }
     }
 }
 
-/// A file that fits a plan.
-struct Saved<'a> {
+/// A file that fits a plan, read up to its states.
+struct Saved {
     ids: Vec<u32>,
     len: usize,
-    note: &'a [u8],
-    states: &'a [u8],
+    note: Vec<u8>,
+    rest: Summed<BufReader<File>>,
+    /// What all before it must sum to.
+    crc: u32,
 }
 
-impl<'a> Saved<'a> {
+impl Saved {
+    /// Checks the whole file.
+    ///
     /// # Errors
     /// A sentence with found and expected.
-    fn parse(bytes: &'a [u8], plan: &Plan) -> Result<Self, String> {
+    fn open(path: &Path, plan: &Plan) -> Result<Self, String> {
+        let io = |it: std::io::Error| it.to_string();
+        // Asked before opening, since opening a pipe waits for its writer.
+        if !std::fs::metadata(path).map_err(io)?.is_file() {
+            return Err("is no regular file".into());
+        }
+        let file = File::open(path).map_err(io)?;
+        let bytes = file.metadata().map_err(io)?.len();
+        let mut rest = Summed { file: BufReader::with_capacity(PIECE, file), crc: 0 };
+        let head = Head::parse(&rest.bytes(bytes.min(24))?)?;
+        let crc = undamaged(&mut rest.file, head.bytes, bytes)?;
+
+        rest.file.rewind().map_err(io)?;
+        rest.crc = 0;
+        rest.bytes(head.bytes)?;
+        let left = bytes - 4 - head.bytes;
+        let left = left.checked_sub(head.described).ok_or("it ends within its description")?;
+        let expected = description(plan);
+        let text = rest.bytes(head.described.min(expected.len() as u64 + LINE))?;
+        same(&String::from_utf8_lossy(&text), &expected)?;
+        let left = left.checked_sub(4 * head.ids).ok_or("it ends within its tokens")?;
+        let (n_ids, len, ctx) = (head.ids, head.len, plan.options.ctx);
+        if len > n_ids || len > u64::from(ctx) {
+            return Err(format!("has {len} accepted tokens of {n_ids}, the plan has {ctx} positions"));
+        }
+        let ids = rest.words(n_ids)?;
+        if let Some(id) = ids.iter().find(|it| **it >= plan.model.vocab) {
+            return Err(format!("has token {id} of a vocabulary of {}", plan.model.vocab));
+        }
+        let left = left.checked_sub(head.noted).ok_or("it ends within its note")?;
+        let note = rest.bytes(head.noted)?;
+        let len = usize::try_from(len).expect("positions of a validated plan");
+        let expected: u64 =
+            plan.states.iter().flat_map(|it| ranges(it, 0, 0, len)).map(|it| it.len() as u64).sum();
+        if left != expected {
+            return Err(format!("has {left} bytes of states, expected {expected}"));
+        }
+        Ok(Self { ids, len, note, rest, crc })
+    }
+}
+
+/// The numbers that a file begins with.
+struct Head {
+    /// Bytes of itself.
+    bytes: u64,
+    /// Bytes of the description.
+    described: u64,
+    ids: u64,
+    /// How many of the ids are accepted.
+    len: u64,
+    /// Bytes of the note.
+    noted: u64,
+}
+
+impl Head {
+    fn parse(bytes: &[u8]) -> Result<Self, String> {
         let word = |at: usize| {
             let it = bytes.get(at..at + 4).ok_or("it ends within its header")?;
             Ok::<u32, String>(u32::from_le_bytes(it.try_into().expect("four bytes")))
@@ -178,37 +271,39 @@ impl<'a> Saved<'a> {
         if !(1..=VERSION).contains(&version) {
             return Err(format!("is of version {version}, this build reads 1 to {VERSION}"));
         }
-        let head = HEADS[version as usize - 1];
-        let [described, n_ids, len] = [word(8)?, word(12)?, word(16)?].map(|it| it as usize);
-        let noted = if version > 1 { word(20)? as usize } else { 0 };
-        let (body, crc) = bytes.split_at(bytes.len().saturating_sub(4).max(head).min(bytes.len()));
-        let stored = <[u8; 4]>::try_from(crc).map(u32::from_le_bytes);
-        let found = crc32c::crc32c(body);
-        if stored.ok() != Some(found) {
-            return Err(format!("is damaged: CRC-32C {found:08x}"));
-        }
-        let rest = &body[head..];
-        let text = rest.get(..described).ok_or("it ends within its description")?;
-        same(&String::from_utf8_lossy(text), &description(plan))?;
-        let ids_end = n_ids.checked_mul(4).and_then(|it| it.checked_add(described));
-        let ids = ids_end.and_then(|it| rest.get(described..it)).ok_or("it ends within its tokens")?;
-        let ids: Vec<u32> = ids.as_chunks::<4>().0.iter().map(|it| u32::from_le_bytes(*it)).collect();
-        let ctx = plan.options.ctx as usize;
-        if len > n_ids || len > ctx {
-            return Err(format!("has {len} accepted tokens of {n_ids}, the plan has {ctx} positions"));
-        }
-        if let Some(id) = ids.iter().find(|it| **it >= plan.model.vocab) {
-            return Err(format!("has token {id} of a vocabulary of {}", plan.model.vocab));
-        }
-        let (note, states) =
-            rest[described + 4 * n_ids..].split_at_checked(noted).ok_or("it ends within its note")?;
-        let expected: usize =
-            plan.states.iter().flat_map(|it| ranges(it, 0, 0, len)).map(|it| it.len()).sum();
-        if states.len() != expected {
-            return Err(format!("has {} bytes of states, expected {expected}", states.len()));
-        }
-        Ok(Self { ids, len, note, states })
+        let [described, ids, len] = [word(8)?, word(12)?, word(16)?].map(u64::from);
+        let noted = if version > 1 { word(20)?.into() } else { 0 };
+        most(ids, noted)?;
+        Ok(Self { bytes: HEADS[version as usize - 1] as u64, described, ids, len, noted })
     }
+}
+
+/// Refuses more ids or a longer note than a file may have.
+fn most(ids: u64, note: u64) -> Result<(), String> {
+    if ids > u64::from(MAX_TOKENS) {
+        return Err(format!("has {ids} tokens, at most {MAX_TOKENS} are possible"));
+    }
+    if note > MAX_NOTE as u64 {
+        return Err(format!("has a note of {note} bytes, at most {MAX_NOTE} are possible"));
+    }
+    Ok(())
+}
+
+/// The sum at the end of a file of `bytes` bytes, if it is that of all before.
+fn undamaged(file: &mut BufReader<File>, head: u64, bytes: u64) -> Result<u32, String> {
+    file.rewind().map_err(|it| it.to_string())?;
+    let mut all = Summed { file, crc: 0 };
+    let mut left = bytes.saturating_sub(4).max(head.min(bytes));
+    let mut piece = vec![0; PIECE];
+    while left > 0 {
+        let n = usize::try_from(left).map_or(PIECE, |it| it.min(PIECE));
+        all.fill(&mut piece[..n])?;
+        left -= n as u64;
+    }
+    let (found, mut stored) = (all.crc, Vec::new());
+    all.file.take(5).read_to_end(&mut stored).map_err(|it| it.to_string())?;
+    let stored = <[u8; 4]>::try_from(stored).map(u32::from_le_bytes);
+    if stored == Ok(found) { Ok(found) } else { Err(format!("is damaged: CRC-32C {found:08x}")) }
 }
 
 /// The first line that differs.

@@ -88,19 +88,11 @@ impl Session {
         let scratch = (0..options.threads.max(1))
             .map(|_| ThreadScratch::new(plan.memory.thread).map(Mutex::new))
             .collect::<Result<_, _>>()?;
-        let cpus = options.cpus.clone();
         let profile = options.profile.then(|| Profile::new(&plan));
-        if let Some(cpu) = options.cpus.first() {
-            crate::sys::pin_thread(*cpu);
-        }
         Ok(Self {
             spaces: Spaces::new(&plan, loaded.weights())?,
             table: KernelTable::new(options.cpu),
-            team: Team::new(options.threads.max(1), move |i| {
-                if let Some(cpu) = cpus.get(i) {
-                    crate::sys::pin_thread(*cpu);
-                }
-            })?,
+            team: Team::new(options.threads.max(1), &options.cpus)?,
             scratch,
             claims,
             lens: vec![0; plan.options.batch as usize],
@@ -466,17 +458,19 @@ impl Session {
                 allocations.fetch_add(thread_allocations() - before, Ordering::Relaxed);
             }
         };
-        self.counters.barriers += self.team.run(&job)?;
+        let ran = self.team.run(&job);
+        // However the walk ended, what it kept of experts is given back, and the wish to cancel is over with it.
+        let is_cancelled = self.cancel.swap(false, Ordering::Relaxed);
+        let ended = self.experts.as_ref().map_or(Ok(()), |it| it.end(is_cancelled || ran.is_err()));
+        self.counters.barriers += ran?;
         self.counters.tiles += tiles.into_inner() as u64;
         self.counters.allocations += allocations.into_inner();
         let expert_bytes = exec.expert_bytes.load(Ordering::Relaxed);
-        if let Some(experts) = &self.experts {
-            match experts.end(self.cancel.load(Ordering::Relaxed)) {
-                Ok(()) | Err(ExpertError::Cancelled) => {}
-                Err(error) => return Err(error.into()),
-            }
+        match ended {
+            Ok(()) | Err(ExpertError::Cancelled) => {}
+            Err(error) => return Err(error.into()),
         }
-        if self.cancel.swap(false, Ordering::Relaxed) {
+        if is_cancelled {
             return Err(RuntimeError::Cancelled);
         }
         let mut onlooker = onlooker.map(|it| it.into_inner().expect("only thread 0 looks on"));

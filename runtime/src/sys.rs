@@ -11,6 +11,7 @@
 //!
 //! Deliberately absent: any choice by the size of a model, and NUMA.
 
+mod affinity;
 mod allocations;
 mod cgroup;
 mod cpu_list;
@@ -22,6 +23,8 @@ mod tests;
 use std::collections::BTreeSet;
 use std::fmt;
 
+pub(crate) use affinity::Stay;
+pub use affinity::pin_thread;
 pub use allocations::{CountingAllocator, thread_allocations};
 use cpu_list::parse_cpu_list;
 
@@ -85,7 +88,7 @@ impl fmt::Display for Threads {
 }
 
 impl Machine {
-    /// This machine, as this process may use it.
+    /// This machine, as this process may use it: its first thread, while that runs no step of a session.
     #[must_use]
     pub fn detect() -> Self {
         Self::read(&read_file)
@@ -186,20 +189,6 @@ pub fn peak_rss() -> Option<u64> {
 /// Forgets the peak: from now on [`peak_rss`] tells the most since this call. Whether the system did so.
 pub fn reset_peak_rss() -> bool {
     cfg!(target_os = "linux") && std::fs::write("/proc/self/clear_refs", "5").is_ok()
-}
-
-/// Pins the calling thread to processor `cpu`; a refusal is not an error: the thread then runs where the system puts it.
-pub fn pin_thread(cpu: usize) {
-    #[cfg(target_os = "linux")]
-    {
-        let mut set = rustix::thread::CpuSet::new();
-        if cpu < rustix::thread::CpuSet::MAX_CPU {
-            set.set(cpu);
-            let _refused = rustix::thread::sched_setaffinity(None, &set);
-        }
-    }
-    #[cfg(not(target_os = "linux"))]
-    let _ = cpu;
 }
 
 fn read_file(path: &str) -> Option<String> {

@@ -6,13 +6,16 @@
 //!
 //! Invariants
 //! - `run` returns only after every thread has left the job, so a job may borrow from the caller's stack;
-//! - a panic in a job is caught, and every thread still meets every barrier.
+//! - a panic in a job is caught, and every thread still meets every barrier;
+//! - the caller's thread is the caller's: it is pinned only inside `run`, so neither what it starts elsewhere nor another team
+//!   of its inherits the place.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use crate::error::RuntimeError;
+use crate::sys::{Stay, pin_thread};
 
 /// Pauses before sleeping while peers answer in time, and after a sleep was needed.
 const SPIN_LONG: u32 = 2000;
@@ -123,14 +126,13 @@ pub(crate) struct Team {
     /// Dropped last: joins the threads.
     pool: Option<rayon::ThreadPool>,
     spin: u32,
+    /// The processor of thread 0.
+    cpu: Option<usize>,
 }
 
 impl Team {
-    /// Starts `n − 1` threads; `on_start(i)` runs on thread i (1 ≤ i < n), for affinity.
-    pub(crate) fn new(
-        n: usize,
-        on_start: impl Fn(usize) + Send + Sync + 'static,
-    ) -> Result<Self, RuntimeError> {
+    /// Starts `n − 1` threads. Thread i runs on processor `cpus[i]`, and where the system puts it if there is none.
+    pub(crate) fn new(n: usize, cpus: &[usize]) -> Result<Self, RuntimeError> {
         let error = |message: String| RuntimeError::Threads { threads: n, message };
         let shared = Arc::new(Shared {
             n: u32::try_from(n.max(1)).map_err(|it| error(it.to_string()))?,
@@ -141,18 +143,24 @@ impl Team {
             is_panicked: AtomicBool::new(false),
             is_closing: AtomicBool::new(false),
         });
+        let cpu = cpus.first().copied();
         if n <= 1 {
-            return Ok(Self { shared, pool: None, spin: SPIN_LONG });
+            return Ok(Self { shared, pool: None, spin: SPIN_LONG, cpu });
         }
+        let cpus = cpus.to_vec();
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(n - 1)
             .thread_name(|i| format!("waste-{}", i + 1))
-            .start_handler(move |i| on_start(i + 1))
+            .start_handler(move |i| {
+                if let Some(cpu) = cpus.get(i + 1) {
+                    pin_thread(*cpu);
+                }
+            })
             .build()
             .map_err(|it| error(it.to_string()))?;
         let for_threads = Arc::clone(&shared);
         pool.spawn_broadcast(move |cx| serve(&for_threads, cx.index() + 1));
-        Ok(Self { shared, pool: Some(pool), spin: SPIN_LONG })
+        Ok(Self { shared, pool: Some(pool), spin: SPIN_LONG, cpu })
     }
 
     /// Threads, the caller's included.
@@ -166,6 +174,7 @@ impl Team {
     /// [`RuntimeError::Panicked`] if guarded work panicked.
     pub(crate) fn run(&mut self, job: &Job<'_>) -> Result<u64, RuntimeError> {
         let shared = &*self.shared;
+        let _stay = self.cpu.map(Stay::on);
         let mut member = Member { shared, index: 0, spin: self.spin, barriers: 0 };
         if shared.n == 1 {
             member.guarded_job(job);
@@ -234,7 +243,7 @@ mod tests {
     #[test]
     fn every_thread_takes_part_and_barriers_order_the_parts() {
         for n in [1, 2, 3, 5] {
-            let mut team = Team::new(n, |_| ()).expect("threads");
+            let mut team = Team::new(n, &[]).expect("threads");
             for _ in 0..200 {
                 let (first, second) = (AtomicUsize::new(0), AtomicUsize::new(0));
                 let barriers = team.run(&|member: &mut Member<'_>| {
@@ -251,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_panic_is_reported_and_the_team_lives_on() {
-        let mut team = Team::new(3, |_| ()).expect("threads");
+        let mut team = Team::new(3, &[]).expect("threads");
         let res = team.run(&|member: &mut Member<'_>| {
             let index = member.index;
             member.guarded(|| assert_ne!(index, 1, "thread 1 fails on purpose"));

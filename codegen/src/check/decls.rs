@@ -50,7 +50,7 @@ pub(super) fn check<'a>(module: &'a Module, plan: &'a Plan, errors: &mut Vec<Che
     let memory = &plan.memory;
     let weights = end(plan.weights.iter().map(|it| it.offset.saturating_add(it.bytes)));
     let state_end = end(plan.states.iter().map(|it| it.offset.saturating_add(it.bytes)));
-    let io = end(plan.ports.iter().map(|it| it.offset + u64::from(it.rows) * u64::from(it.cols) * 4));
+    let io = end(plan.ports.iter().map(|it| it.offset.saturating_add(it.bytes())));
     add(errors, stated("weights memory", memory.weights, weights));
     add(errors, stated("states memory", memory.states, state_end));
     add(errors, stated("io memory", memory.io, io));

@@ -268,6 +268,15 @@ pub struct Port {
     pub offset: u64,
 }
 
+impl Port {
+    /// Its bytes; `u64::MAX`, which no space has, for those of a forged plan that are more.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        // Both elements that a port may have take four bytes.
+        (u64::from(self.rows) * u64::from(self.cols)).saturating_mul(4)
+    }
+}
+
 /// The caller's arrays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

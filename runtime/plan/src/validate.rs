@@ -3,6 +3,7 @@
 //! Invariants: after [`validate`] succeeds
 //! - every id is in range and every operand lies inside its space at the largest T and R;
 //! - no space holds two things on the same byte: weights, states and ports are disjoint, and aligned to 64 bytes;
+//! - every port is there, with room for every program;
 //! - each step's operands have the number, dtypes and shapes that its kind takes, no step writes a weight or an input, and
 //!   a result lies over an operand only where the kind allows it;
 //! - indices that a kernel follows (token, row, position, wanted token) come from the caller's ports, never from memory
@@ -343,6 +344,7 @@ fn state(plan: &Plan, i: usize) -> Checked {
     ensure(expected == Some(it.bytes), || format!("{} bytes, the shape takes {expected:?}", it.bytes))
 }
 
+/// Every port once, as wide as the model and with room for every program.
 fn ports(plan: &Plan, report: &mut Report) {
     let tokens = plan.programs.iter().map(|it| it.tokens).max().unwrap_or(0);
     let want = plan.programs.iter().map(|it| it.want).max().unwrap_or(0);
@@ -364,7 +366,11 @@ fn ports(plan: &Plan, report: &mut Report) {
         let twice = plan.ports[..i].iter().any(|it| it.name == port.name);
         report.check(At::Port(i), ensure(!twice, || format!("{name} is declared twice")));
     }
-    let ranges = plan.ports.iter().map(|it| (it.offset, u64::from(it.rows) * u64::from(it.cols) * 4));
+    for name in PortName::ALL {
+        let is_there = plan.ports.iter().any(|it| it.name == name);
+        report.check(At::Plan, ensure(is_there, || format!("no port {}", name.name())));
+    }
+    let ranges = plan.ports.iter().map(|it| (it.offset, it.bytes()));
     space::disjoint(ranges, plan.memory.io, At::Port, report);
 }
 

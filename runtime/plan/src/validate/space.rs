@@ -125,5 +125,5 @@ fn io(plan: &Plan, program: &Program, it: &Operand, offset: u64, is_write: bool)
 
 /// One past the last byte of a port whose place in io was checked.
 fn port_end(port: &Port) -> u64 {
-    port.offset.saturating_add(u64::from(port.rows) * u64::from(port.cols) * 4)
+    port.offset.saturating_add(port.bytes())
 }

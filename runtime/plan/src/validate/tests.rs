@@ -56,6 +56,8 @@ const CASES: &[(&str, &str, &str)] = &[
     ("f32[1,64,1,16]", "f32[2,64,1,16]", "state 0: 2 rows, the options say 1"),
     ("at 0x1000 bytes", "at 0xfc0 bytes", "state 1: byte 0xfc0 belongs to state 0 too"),
     ("port row", "port token", "port 1: token is declared twice"),
+    ("port finite i32[2,1] at 0x280", "", "plan: no port finite"),
+    ("port token i32[8,1] at 0x0", "", "plan: no port token"),
     ("port want i32[2,1]", "port want i32[1,1]", "port 3: want has 1 rows, programs use 2"),
     ("f32[2,40] at", "f32[2,39] at", "port 4: logits is f32[_, 39], expected f32[_, 40]"),
     ("at 0x240", "at 0x200", "port 5: byte 0x200 belongs to port 4 too"),
@@ -208,6 +210,16 @@ fn a_result_may_lie_over_what_its_kind_allows_only() {
     // One row further: no longer exactly over the residual.
     step.writes[0].place = Place::Scratch(128);
     assert_eq!(errors(&plan), ["program 1 step 10: writes over read 2"]);
+}
+
+#[test]
+fn a_port_of_2_to_the_64_bytes_and_more_is_refused() {
+    let mut plan = parse(TINY).unwrap();
+    plan.model.vocab = 1 << 31;
+    for rows in [1 << 31, u32::MAX] {
+        (plan.ports[4].rows, plan.ports[4].cols) = (rows, plan.model.vocab);
+        assert_eq!(errors(&plan)[0], "port 4: 18446744073709551615 bytes at 0x100 leave a space of 704");
+    }
 }
 
 #[test]

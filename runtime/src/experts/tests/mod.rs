@@ -4,6 +4,7 @@ mod faults;
 mod files;
 mod interleavings;
 mod policies;
+mod steps;
 mod threads;
 
 use std::io;

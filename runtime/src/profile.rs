@@ -9,7 +9,7 @@ use waste_plan::schema::Plan;
 #[derive(Debug)]
 pub struct Profile {
     epoch: Instant,
-    /// Nanoseconds of thread 0 in each step, barrier included, per program.
+    /// Nanoseconds of thread 0 in each step, barriers before and behind it included, per program.
     steps: Vec<Vec<AtomicU64>>,
     /// Calls, tokens and wanted rows of each program.
     calls: Vec<Calls>,
@@ -57,7 +57,8 @@ impl Profile {
     }
 }
 
-/// Times the steps of one call. With a clock every step has a barrier, so thread 0's time is the step's.
+/// Times the steps of one call. With a clock every step has a barrier before it and one behind it, so thread 0's time from before the
+/// one to behind the other holds all that any thread does of the step.
 pub(crate) struct Clock<'a> {
     epoch: Instant,
     steps: &'a [AtomicU64],

@@ -411,13 +411,14 @@ impl Session {
             let mut done = 0;
             let mut at = 0;
             while let Some(step) = steps.get(at) {
+                // Before the barrier: the others may have begun, and ended, before this thread is seen behind it.
+                let started = clock.as_ref().map(|it| it.start(member.index));
                 if step.barrier || clock.is_some() || check {
                     member.barrier();
                 }
                 if let Some(it) = &onlooker {
                     look(member, it, |it| it.before(&view(at)));
                 }
-                let started = clock.as_ref().map(|it| it.start(member.index));
                 let (began, before) = (lane.as_ref().map(|it| it.now()), done);
                 let is_stopped = cancel.load(Ordering::Relaxed) || member.is_panicked();
                 if !is_stopped || step.kind.moves_experts() {

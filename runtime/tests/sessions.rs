@@ -5,13 +5,14 @@ use std::path::PathBuf;
 
 use waste_plan::file::crc32c;
 use waste_plan::text::parse;
+use waste_runtime::weights::WeightBuffer;
 use waste_runtime::{LoadedPlan, Session, SessionOptions, Token};
 
 /// One attention block for 64 positions of one row.
 fn tiny() -> LoadedPlan {
     let plan = parse(include_str!("../plan/testdata/tiny.plan.txt")).unwrap();
-    let weights = vec![0; usize::try_from(plan.memory.weights).unwrap()];
-    LoadedPlan::from_parts(plan, &weights, "", "".as_bytes()).unwrap()
+    let weights = WeightBuffer::new(plan.memory.weights).unwrap();
+    LoadedPlan::from_parts(plan, weights, "", "".as_bytes()).unwrap()
 }
 
 fn open(loaded: &LoadedPlan, cpus: &[usize]) -> Session {

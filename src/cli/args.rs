@@ -192,38 +192,6 @@ pub(crate) enum Form {
     Json,
 }
 
-/// Refuses a file to be written, before any work, if there is no folder for it.
-pub(crate) fn check_output(path: &std::path::Path) -> Result<(), super::error::CliError> {
-    match path.parent().filter(|it| !it.as_os_str().is_empty() && !it.is_dir()) {
-        None => Ok(()),
-        Some(folder) => {
-            let (path, folder) = (path.display(), folder.display());
-            Err(super::error::CliError::Input(format!("{path}: there is no folder '{folder}'")))
-        }
-    }
-}
-
-/// A file to read, or `-` for stdin.
-pub(crate) fn read_input(path: &std::path::Path) -> Result<Vec<u8>, super::error::CliError> {
-    use std::io::Read;
-    let mut bytes = Vec::new();
-    let read = if path.as_os_str() == "-" {
-        std::io::stdin().lock().read_to_end(&mut bytes)
-    } else {
-        std::fs::File::open(path).and_then(|mut it| it.read_to_end(&mut bytes))
-    };
-    read.map_err(|err| super::error::CliError::io(path, &err))?;
-    Ok(bytes)
-}
-
-/// As [`read_input`], and it must be text.
-pub(crate) fn read_text(path: &std::path::Path) -> Result<String, super::error::CliError> {
-    String::from_utf8(read_input(path)?).map_err(|err| {
-        let at = err.utf8_error().valid_up_to();
-        super::error::CliError::Input(format!("{}: not UTF-8 at byte {at}", path.display()))
-    })
-}
-
 /// Ids separated by anything that JSON or people put between numbers; there may be none.
 pub(crate) fn ids_in(text: &str) -> Result<Vec<u32>, String> {
     let separates = |c: char| c.is_whitespace() || matches!(c, ',' | '[' | ']');

@@ -22,10 +22,11 @@ use waste_plan::schema::{Place, Plan, PortName};
 use waste_runtime::sys::Machine;
 use waste_runtime::{LoadedPlan, RuntimeError, Session, Token};
 
-use super::args::{Form, LimitArgs, MachineArgs, parse_ids, read_text};
+use super::args::{Form, LimitArgs, MachineArgs, parse_ids};
 use super::bench::random_ids;
 use super::cx::Cx;
 use super::error::CliError;
+use super::files::read_text;
 use super::open;
 
 /// Arguments of `waste bisect`.

@@ -14,10 +14,11 @@ use waste::generate::{Continuation, Generation, Pace, StopReason};
 use waste::text::{ChatTemplate, TextError, TokenizerSpec, Zoned};
 use waste_runtime::LoadedPlan;
 
-use super::args::{Form, LimitArgs, MachineArgs, SamplingArgs, ShapeArgs, TargetArg, check_output};
+use super::args::{Form, LimitArgs, MachineArgs, SamplingArgs, ShapeArgs, TargetArg};
 use super::cx::Cx;
 use super::error::CliError;
 use super::exec::{rules, stop_note};
+use super::files::check_output;
 use super::open::{self, Setup};
 use super::outcome::Outcome;
 use super::run::{KeepArgs, cached};

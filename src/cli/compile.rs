@@ -12,9 +12,10 @@ use waste_passes::pipeline::find;
 use waste_passes::{Event, PassError, PipelineOptions, pipeline};
 use waste_plan::schema::Plan;
 
-use super::args::{LimitArgs, ShapeArgs, check_output, read_text};
+use super::args::{LimitArgs, ShapeArgs};
 use super::cx::Cx;
 use super::error::CliError;
+use super::files::{check_output, read_text};
 use super::open;
 
 /// Arguments of `waste compile`.

@@ -9,9 +9,10 @@ use waste::formats::container::{TrunkFormat, VqCode};
 use waste::report::units::{bytes, float};
 use waste_runtime::sys::Machine;
 
-use super::args::{check_output, whole};
+use super::args::whole;
 use super::cx::Cx;
 use super::error::CliError;
+use super::files::check_output;
 use super::open;
 
 /// Arguments of `waste convert`.

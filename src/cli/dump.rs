@@ -10,10 +10,11 @@ use waste_ir::{Module, parse_module, print_module};
 use waste_passes::Event;
 use waste_runtime::LoadedPlan;
 
-use super::args::{LimitArgs, SizeArgs, TargetArg, read_text};
+use super::args::{LimitArgs, SizeArgs, TargetArg};
 use super::cx::Cx;
 use super::dot;
 use super::error::CliError;
+use super::files::read_text;
 use super::open;
 
 /// Arguments of `waste dump`.

@@ -14,9 +14,10 @@ use waste_plan::file::write_whole;
 use waste_plan::schema::Plan;
 use waste_runtime::{LoadedPlan, RuntimeError, Session, Token};
 
-use super::args::{Form, LimitArgs, MachineArgs, ShapeArgs, TargetArg, check_output, parse_ids, read_text};
+use super::args::{Form, LimitArgs, MachineArgs, ShapeArgs, TargetArg, parse_ids};
 use super::cx::Cx;
 use super::error::CliError;
+use super::files::{check_output, read_text};
 use super::open;
 
 /// Ids of a window where nothing else is asked for.

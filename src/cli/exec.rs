@@ -14,9 +14,10 @@ use waste::text::Tokenizer;
 use waste_plan::schema::Plan;
 use waste_runtime::{LoadedPlan, Session, Trace, needed_bytes_with};
 
-use super::args::{Form, LimitArgs, MachineArgs, SamplingArgs, check_output};
+use super::args::{Form, LimitArgs, MachineArgs, SamplingArgs};
 use super::cx::Cx;
 use super::error::CliError;
+use super::files::check_output;
 use super::learn::LearnArgs;
 use super::open;
 use super::outcome::Outcome;

@@ -25,6 +25,7 @@ mod dump;
 mod error;
 mod eval;
 mod exec;
+mod files;
 mod info;
 mod learn;
 mod open;

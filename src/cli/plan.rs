@@ -14,10 +14,11 @@ use waste::report::budget::{self, Trace};
 use waste_plan::schema::{Memory, PEAK_THREADS, Plan};
 use waste_runtime::{needed_bytes, needed_bytes_with};
 
-use super::args::{Form, LimitArgs, ShapeArgs, TargetArg, read_text};
+use super::args::{Form, LimitArgs, ShapeArgs, TargetArg};
 use super::convert::{parse_code, parse_trunk};
 use super::cx::Cx;
 use super::error::CliError;
+use super::files::read_text;
 use super::open;
 
 /// Arguments of `waste plan`.

@@ -10,8 +10,9 @@ use serde::Deserialize;
 use waste::generate::Prompt;
 use waste::text::{SamplerOptions, Tokenizer};
 
-use super::args::{ids_in, read_text};
+use super::args::ids_in;
 use super::error::CliError;
+use super::files::read_text;
 
 /// Prompts and their budgets.
 #[derive(Args, Clone, Debug, Default)]

@@ -7,9 +7,10 @@ use serde_json::json;
 use waste::embedded;
 use waste::text::{ChatInput, ChatTemplate, Tokenizer, TokenizerSpec, Zoned};
 
-use super::args::{Form, TargetArg, read_input, read_text};
+use super::args::{Form, TargetArg};
 use super::cx::Cx;
 use super::error::CliError;
+use super::files::{read_input, read_text};
 use super::open;
 
 /// Arguments of `waste tokenize`.

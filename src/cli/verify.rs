@@ -16,7 +16,8 @@ use super::open;
 /// Arguments of `waste verify`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-    Every record's header, CRC-32, scales and padding, every codebook and every scale of the trunk are checked. With a checkpoint, \
+    Every record's header, CRC-32, scales and padding, every codebook and every scale of the trunk are checked. The format has no \
+    checksum of codebooks and of the trunk's codes: a changed one shows only beside its checkpoint. With a checkpoint, \
     each matrix W' of the container is compared with its W there: the relative error is |W - W'| / |W|, all squares summed; of \
     experts, over a layer's and the worst one's. Exit code 1: the container is damaged, or has other tensors than the checkpoint; \
     3: a relative error of 1 or more, so that it was made of another one.")]

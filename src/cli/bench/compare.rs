@@ -15,9 +15,9 @@ use waste_plan::file::write_whole;
 
 use super::process::{self, Ended, Failed};
 use super::{BenchArgs, TableForm};
-use crate::cli::args::check_output;
 use crate::cli::cx::Cx;
 use crate::cli::error::CliError;
+use crate::cli::files::check_output;
 
 /// Flags, each with a value, that the processes of A do not get.
 const OWN_FLAGS: [&str; 6] =

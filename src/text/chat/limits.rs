@@ -12,8 +12,8 @@
 //! The renderer cannot be stopped between steps, so a template that takes too much is left behind to run into the end of its fuel:
 //! a program does best to end then.
 //!
-//! Deliberately absent: a limit on what an operator gives. Lists that are multiplied or added are lazy, however long; to turn
-//! one around (`[::-1]`) can still ask for more than there is.
+//! Not kept: operators have no guard, since the engine offers none. A list that is multiplied by a huge number, or doubled some
+//! thirty times, is lazy, but turning it around (`[::-1]`) or adding to it further asks for all of its memory at once.
 
 use std::io::{self, Write};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};

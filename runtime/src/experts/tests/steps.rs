@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use waste_plan::record::MAGIC;
+use waste_plan::record::{MAGIC, bank_sha256};
 use waste_plan::schema::StepKind;
 use waste_plan::text::parse;
 
 use crate::look::StepView;
 use crate::stream::ExpertOptions;
+use crate::weights::WeightBuffer;
 use crate::{LoadedPlan, RuntimeError, Session, SessionOptions, Token};
 
 /// A record of the sample plan, all codes and scales zero.
@@ -27,8 +28,10 @@ fn open(path: &std::path::Path) -> Session {
     let mut plan = parse(include_str!("../../../plan/testdata/hybrid.plan.txt")).unwrap();
     std::fs::write(path, [vec![0; 4096], record(0), record(1)].concat()).unwrap();
     plan.sources[1].path = path.to_str().unwrap().to_owned();
-    let weights = vec![0; usize::try_from(plan.memory.weights).unwrap()];
-    let loaded = LoadedPlan::from_parts(plan, &weights, "", &[]).unwrap();
+    let header = |expert: u32| Ok::<_, ()>(*record(u16::try_from(expert).unwrap()).first_chunk().unwrap());
+    plan.sources[1].header_sha256 = bank_sha256(2, header).unwrap();
+    let weights = WeightBuffer::new(plan.memory.weights).unwrap();
+    let loaded = LoadedPlan::from_parts(plan, weights, "", &[]).unwrap();
     let experts = ExpertOptions { slots: Some(1), readers: 1, ..ExpertOptions::default() };
     Session::open(&loaded, &SessionOptions { verify: false, experts, ..SessionOptions::default() }).unwrap()
 }

@@ -234,7 +234,8 @@ impl<'a> Weights<'a> {
 }
 
 /// Each file with its length and the hash of all that lies before its first tensor; of a container, the hash of the manifest, which
-/// says what its files hold, or of a bank's record headers, which know what each holds.
+/// says what its files hold, or of a bank that is there its record headers', which
+/// know what each holds.
 #[must_use]
 pub fn source_decls(files: &ModelFiles) -> Vec<SourceDecl> {
     if let Some(container) = files.container() {
@@ -242,9 +243,9 @@ pub fn source_decls(files: &ModelFiles) -> Vec<SourceDecl> {
         let declare = |(file, source): (usize, &crate::formats::Source)| SourceDecl {
             path: source.path().to_string_lossy().into_owned(),
             bytes: source.stamp().len,
-            header_sha256: match container.banks().values().find(|it| it.file() == file) {
-                Some(bank) => bank.headers_sha256(source),
-                None => hash.clone(),
+            header_sha256: {
+                let bank = container.banks().values().find(|it| it.file() == file);
+                bank.and_then(|it| it.headers_sha256(source)).unwrap_or_else(|| hash.clone())
             },
         };
         return files.sources().iter().enumerate().map(declare).collect();

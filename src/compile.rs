@@ -468,23 +468,9 @@ impl Compiled {
     pub fn load(&self, progress: &dyn Progress) -> Result<LoadedPlan, CompileError> {
         weights::check(&self.plan, &self.sources)?;
         let mut plan = self.plan.clone();
-        let mut weights = WeightBuffer::new(plan.memory.weights)?;
-        let bytes = weights.bytes_mut();
-        let mut crcs = vec![0; plan.weights.len()];
-        weights::for_each_packed::<std::convert::Infallible>(
-            &plan,
-            &self.sources,
-            progress,
-            |index, packed| {
-                let at = usize::try_from(plan.weights[index].offset).expect("weights fit in memory");
-                bytes[at..at + packed.len()].copy_from_slice(packed);
-                crcs[index] = crc32c(packed);
-                Ok(())
-            },
-        )
-        .unwrap_or_else(|never| match never {});
-        plan.weights.iter_mut().zip(crcs).for_each(|(weight, crc)| weight.crc32c = crc);
-        Ok(LoadedPlan::from_parts(plan, weights, &self.ir, &self.text)?)
+        let mut buffer = WeightBuffer::new(plan.memory.weights)?;
+        weights::pack_all(&mut plan, &self.sources, progress, buffer.bytes_mut());
+        Ok(LoadedPlan::from_parts(plan, buffer, &self.ir, &self.text)?)
     }
 
     /// A plan never takes the place of a file that its weights come from.

@@ -92,6 +92,20 @@ pub(super) fn for_each_packed<E>(
     Ok(())
 }
 
+/// Packs every weight into its place in `bytes`, which holds all of them, and sets its CRC.
+pub(super) fn pack_all(plan: &mut Plan, sources: &[Source], progress: &dyn Progress, bytes: &mut [u8]) {
+    let total: u64 = plan.weights.iter().map(|it| it.bytes).sum();
+    let mut done = 0;
+    for weight in &mut plan.weights {
+        let at = |it: u64| usize::try_from(it).expect("weights fit in memory");
+        let out = &mut bytes[at(weight.offset)..at(weight.offset + weight.bytes)];
+        pack_weight(weight, &Parts { weight, sources }, out);
+        weight.crc32c = super::crc32c(out);
+        done += weight.bytes;
+        progress.update(done, total);
+    }
+}
+
 /// Sets the CRC of every weight of a plan that leaves its weights outside.
 pub(super) fn checksums(plan: &mut Plan, sources: &[Source], progress: &dyn Progress) {
     let mut crcs = vec![0; plan.weights.len()];

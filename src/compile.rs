@@ -498,10 +498,6 @@ impl Compiled {
     }
 }
 
-fn crc32c(bytes: &[u8]) -> u32 {
-    waste_plan::file::crc32c(bytes)
-}
-
 /// Times the stages.
 struct Clock {
     last: Instant,

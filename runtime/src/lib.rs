@@ -42,7 +42,7 @@ pub mod weights;
 
 pub use error::RuntimeError;
 pub use learned::{Learned, Warmed};
-pub use loaded::{LoadedPlan, pack_weight};
+pub use loaded::{LoadedPlan, pack_pieces, pack_weight};
 pub use look::{StepView, Values};
 pub use needs::{needed_bytes, needed_bytes_with};
 pub use options::{Counters, SessionOptions, Token};

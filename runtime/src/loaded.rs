@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rayon::prelude::*;
-use waste_plan::LANES;
 use waste_plan::file::PlanFile;
 use waste_plan::pack::{PartBytes, RowBuffer, pack_block};
 use waste_plan::schema::{Plan, Weight};
@@ -284,20 +283,60 @@ const PIECE: usize = 8 << 20;
 
 /// Packs one weight into `out`, its blocks in parallel, and releases what it was read from.
 pub fn pack_weight(weight: &Weight, parts: &dyn PartBytes, out: &mut [u8]) {
-    if !weight.packing.is_blocked() {
-        pack_block(weight, 0, parts, &mut RowBuffer::default(), out);
-        return parts.release();
+    debug_assert_eq!(out.len() as u64, weight.bytes);
+    let piece = piece_bytes(weight);
+    for (i, out) in out.chunks_mut(piece).enumerate() {
+        pack_piece(weight, i * piece, parts, out);
     }
-    let k = usize::try_from(weight.cols).expect("validated weights fit in memory");
-    let block_bytes = weight.packing.block_bytes(k);
-    let blocks = weight.rows.div_ceil(LANES as u64) * u64::from(weight.bank);
-    debug_assert_eq!(out.len() as u64, blocks * block_bytes as u64);
-    let blocks_each = (PIECE / block_bytes).max(1);
-    for (piece, out) in out.chunks_mut(blocks_each * block_bytes).enumerate() {
+}
+
+/// As [`pack_weight`], a piece of some megabytes at a time, in order: where the whole need not be in memory.
+///
+/// # Errors
+/// The first of `sink`.
+pub fn pack_pieces<E>(
+    weight: &Weight,
+    parts: &dyn PartBytes,
+    mut sink: impl FnMut(&[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let (all, piece) = (bytes_of(weight), piece_bytes(weight));
+    let mut buffer = Vec::new();
+    for at in (0..all).step_by(piece) {
+        buffer.clear();
+        buffer.resize(piece.min(all - at), 0);
+        pack_piece(weight, at, parts, &mut buffer);
+        sink(&buffer)?;
+    }
+    Ok(())
+}
+
+fn bytes_of(weight: &Weight) -> usize {
+    usize::try_from(weight.bytes).expect("validated weights fit in memory")
+}
+
+fn block_bytes(weight: &Weight) -> usize {
+    weight.packing.block_bytes(usize::try_from(weight.cols).expect("validated weights fit in memory"))
+}
+
+/// Whole blocks of a weight that has some; else all of it. At least one byte.
+fn piece_bytes(weight: &Weight) -> usize {
+    if !weight.packing.is_blocked() {
+        return bytes_of(weight).max(1);
+    }
+    let block = block_bytes(weight);
+    (PIECE / block).max(1) * block
+}
+
+/// Packs what stands from byte `at` of a weight on.
+fn pack_piece(weight: &Weight, at: usize, parts: &dyn PartBytes, out: &mut [u8]) {
+    if weight.packing.is_blocked() {
+        let block_bytes = block_bytes(weight);
         let blocks = out.par_chunks_mut(block_bytes).enumerate();
         blocks.for_each_init(RowBuffer::default, |rows, (block, out)| {
-            pack_block(weight, (piece * blocks_each + block) as u64, parts, rows, out);
+            pack_block(weight, (at / block_bytes + block) as u64, parts, rows, out);
         });
-        parts.release();
+    } else {
+        pack_block(weight, 0, parts, &mut RowBuffer::default(), out);
     }
+    parts.release();
 }

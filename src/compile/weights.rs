@@ -1,8 +1,9 @@
 //! Packing the weights of a plan from the bytes of its sources, one weight at a time, each on all cores.
 
+use waste_plan::file::{crc32c, crc32c_append};
 use waste_plan::pack::PartBytes;
 use waste_plan::schema::{Plan, Weight};
-use waste_runtime::pack_weight;
+use waste_runtime::{pack_pieces, pack_weight};
 
 use crate::formats::{FormatError, Item, Source};
 use crate::progress::Progress;
@@ -71,7 +72,7 @@ pub(super) fn check(plan: &Plan, sources: &[Source]) -> Result<(), FormatError> 
     Ok(())
 }
 
-/// Calls `sink` with the index and packed bytes of every weight, in order.
+/// Calls `sink` with the index and packed bytes of every weight, in order, each in pieces.
 pub(super) fn for_each_packed<E>(
     plan: &Plan,
     sources: &[Source],
@@ -80,12 +81,8 @@ pub(super) fn for_each_packed<E>(
 ) -> Result<(), E> {
     let total: u64 = plan.weights.iter().map(|it| it.bytes).sum();
     let mut done = 0;
-    let mut buffer = Vec::new();
     for (index, weight) in plan.weights.iter().enumerate() {
-        buffer.clear();
-        buffer.resize(usize::try_from(weight.bytes).expect("a weight fits in memory"), 0);
-        pack_weight(weight, &Parts { weight, sources }, &mut buffer);
-        sink(index, &buffer)?;
+        pack_pieces(weight, &Parts { weight, sources }, |piece| sink(index, piece))?;
         done += weight.bytes;
         progress.update(done, total);
     }
@@ -100,7 +97,7 @@ pub(super) fn pack_all(plan: &mut Plan, sources: &[Source], progress: &dyn Progr
         let at = |it: u64| usize::try_from(it).expect("weights fit in memory");
         let out = &mut bytes[at(weight.offset)..at(weight.offset + weight.bytes)];
         pack_weight(weight, &Parts { weight, sources }, out);
-        weight.crc32c = super::crc32c(out);
+        weight.crc32c = crc32c(out);
         done += weight.bytes;
         progress.update(done, total);
     }
@@ -110,7 +107,7 @@ pub(super) fn pack_all(plan: &mut Plan, sources: &[Source], progress: &dyn Progr
 pub(super) fn checksums(plan: &mut Plan, sources: &[Source], progress: &dyn Progress) {
     let mut crcs = vec![0; plan.weights.len()];
     for_each_packed::<std::convert::Infallible>(plan, sources, progress, |index, bytes| {
-        crcs[index] = super::crc32c(bytes);
+        crcs[index] = crc32c_append(crcs[index], bytes);
         Ok(())
     })
     .unwrap_or_else(|never| match never {});

@@ -40,7 +40,7 @@ use std::path::{Path, PathBuf};
 
 use crate::schema::{Plan, VERSION};
 
-pub use crc32c::crc32c;
+pub use crc32c::{crc32c, crc32c_append};
 use header::{Entry, Header};
 pub use temp::write_whole;
 pub use write::{PlanWriter, WeightsAt};

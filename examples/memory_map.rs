@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("states  {:>12} +{:<10} {} {:?}", state.offset, state.bytes, state.name, state.shape);
     }
     for port in &plan.ports {
-        let bytes = u64::from(port.rows) * u64::from(port.cols) * 4;
+        let bytes = port.bytes();
         println!("io      {:>12} +{bytes:<10} {}", port.offset, port.name.name());
     }
     let memory = &plan.memory;

@@ -125,7 +125,7 @@ pub fn plan(verified: &Verified<'_>, request: &PlanRequest) -> Result<Plan, Plan
     let mut memory = Memory {
         weights: end(weights.iter().map(|it| (it.offset, it.bytes))),
         states: end(states.iter().map(|it| (it.offset, it.bytes))),
-        io: end(ports.iter().map(|it| (it.offset, u64::from(it.rows) * u64::from(it.cols) * 4))),
+        io: end(ports.iter().map(|it| (it.offset, it.bytes()))),
         text: request.text_bytes,
         placement: "empty".into(),
         ..Memory::default()
@@ -234,7 +234,7 @@ fn plan_ports(module: &Module, options: &Options) -> Vec<Port> {
             PortName::Logits => (DType::F32, want, module.info.vocab),
         };
         let port = Port { name, dtype, rows, cols, offset };
-        offset = (offset + u64::from(rows) * u64::from(cols) * 4).next_multiple_of(64);
+        offset = (offset + port.bytes()).next_multiple_of(64);
         port
     };
     PortName::ALL.into_iter().map(port).collect()

@@ -224,8 +224,7 @@ fn model_name(files: &ModelFiles) -> String {
 
 /// The files of experts that a plan reads while it runs, with their numbers.
 fn banks(files: &ModelFiles) -> impl Iterator<Item = (usize, &Source)> {
-    let container = files.container();
-    let is_bank = move |at: usize| container.is_some_and(|it| it.banks().values().any(|it| it.file() == at));
+    let is_bank = |at: usize| files.container().is_some_and(|it| it.bank_in(at).is_some());
     files.sources().iter().enumerate().filter(move |it| is_bank(it.0))
 }
 

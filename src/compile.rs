@@ -6,6 +6,7 @@
 pub mod experts;
 mod weights;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -263,9 +264,9 @@ pub fn compile_text(
     let parse_error = |source| CompileError::Parse { name: name.to_owned(), source };
     let module = waste_ir::text::parse_module(text).map_err(parse_error)?;
     clock.lap("parse");
-    let sources = open_sources(&module, folder)?;
     let first = module.sources.values().next().map(|it| folder.join(&it.path));
     let files = first.and_then(|it| model_of(&it));
+    let sources = open_sources(&module, folder, files.as_ref())?;
     let tokenizer = files.as_ref().map(TokenizerSpec::from_model).transpose()?.flatten();
     clock.lap("tokenizer");
     finish(module, Origin { files: files.as_ref(), tokenizer, sources }, options, observer, clock)
@@ -293,12 +294,11 @@ fn model_of(path: &Path) -> Option<ModelFiles> {
     })
 }
 
-/// The hash of the header of the file at `path`, which is one of `files`.
-fn header_hash(files: &ModelFiles, path: &Path) -> Option<String> {
-    let wanted = path.canonicalize().ok()?;
-    let decls = source_decls(files);
-    let at = files.sources().iter().position(|it| it.path().canonicalize().is_ok_and(|it| it == wanted))?;
-    Some(decls[at].header_sha256.clone())
+/// The hashes of the headers of a model's files, by where they are.
+fn header_hashes(files: &ModelFiles) -> HashMap<PathBuf, String> {
+    let paths = files.sources().iter().map(|it| it.path().canonicalize());
+    let hashes = source_decls(files).into_iter().map(|it| it.header_sha256);
+    paths.zip(hashes).filter_map(|(path, hash)| Some((path.ok()?, hash))).collect()
 }
 
 /// The hash of the adapter whose file is at `path`.
@@ -307,7 +307,13 @@ fn adapter_hash(path: &Path) -> Option<String> {
     (adapter.source().path() == path).then(|| adapter_decl(&adapter).header_sha256)
 }
 
-fn open_sources(module: &Module, folder: &Path) -> Result<Vec<Source>, CompileError> {
+/// The sources of `module`, each with the header that it was made from; `files` are the model of the first.
+fn open_sources(
+    module: &Module,
+    folder: &Path,
+    files: Option<&ModelFiles>,
+) -> Result<Vec<Source>, CompileError> {
+    let known = files.map(header_hashes).unwrap_or_default();
     let open = |decl: &waste_ir::SourceDecl| {
         let path = folder.join(&decl.path);
         let source = Source::open(&path)?;
@@ -317,7 +323,10 @@ fn open_sources(module: &Module, folder: &Path) -> Result<Vec<Source>, CompileEr
             return Err(CompileError::Source { path: path.display().to_string(), message });
         }
         // An adapter may lie in a folder that looks like a model's.
-        let model_hash = || header_hash(&model_of(&path)?, &path);
+        let model_hash = || {
+            let wanted = path.canonicalize().ok()?;
+            known.get(&wanted).cloned().or_else(|| header_hashes(&model_of(&path)?).remove(&wanted))
+        };
         let hash = adapter_hash(&path).or_else(model_hash);
         if let Some(hash) = hash.filter(|it| *it != decl.header_sha256) {
             let message =

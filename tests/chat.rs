@@ -46,6 +46,13 @@ fn said(source: &str, text: &str) -> Result<String, TextError> {
     template(source).render(&input, &TOKENIZER).map(|it| it.text())
 }
 
+/// A template ends with one line that contains `want`.
+#[track_caller]
+fn assert_refused(source: &str, want: &str) {
+    let err = said(source, "x").unwrap_err().to_string();
+    assert!(err.contains(want) && !err.contains('\n'), "wanted '{want}', got '{err}'");
+}
+
 /// The references are what Jinja2 3.1.6 makes of the same templates, in the environment of transformers.
 #[test]
 fn templates_render_as_jinja2_does() {
@@ -185,8 +192,7 @@ fn what_cannot_be_allocated_is_refused() {
         ("{{ 'x' * 1000000000000 }}", "repeated string is too large"),
         ("{{ range(1000000000) }}", "range has too many elements"),
     ] {
-        let err = said(source, "x").unwrap_err().to_string();
-        assert!(err.contains(says) && !err.contains('\n'), "wanted '{says}', got '{err}'");
+        assert_refused(source, says);
     }
     // Large numbers that are no sizes stay numbers.
     assert_eq!(
@@ -205,8 +211,7 @@ fn errors_name_the_line_and_refusals_say_why() {
         ("{{ messages | tojson(indent=1000) }}", "tojson: indent is a number up to 64"),
         ("{% include 'other' %}", "line 1: template not found"),
     ] {
-        let err = said(source, "x").unwrap_err().to_string();
-        assert!(err.contains(want) && !err.contains('\n'), "wanted '{want}', got '{err}'");
+        assert_refused(source, want);
     }
     let err = template("a\n{% if %}").check("t.jinja").unwrap_err().to_string();
     assert!(err.starts_with("t.jinja: chat template: line 2: syntax error"), "{err}");

@@ -24,7 +24,7 @@ use crate::experts::{
 use crate::loaded::LoadedPlan;
 
 pub use check::check_experts;
-use check::{is_compiled_from, record_check};
+use check::{expect_bank, record_check};
 
 /// How a session streams experts.
 #[derive(Clone, Debug)]
@@ -154,7 +154,7 @@ impl ExpertSource {
                 }
             };
             files[source] = Some(Arc::clone(&file));
-            is_compiled_from(&file, bank, &plan.sources[source].header_sha256)?;
+            expect_bank(&file, bank, &plan.sources[source].header_sha256)?;
             let bytes = u32::try_from(bank.bytes).expect("validated banks");
             let (layer, offset, stride) = (bank.layer, bank.offset, bank.bytes);
             banks.push(Bank { layer, file, offset, stride, bytes, experts: bank.experts });

@@ -6,7 +6,7 @@ use waste_runtime::needed_bytes_with;
 
 use super::CompileError;
 use crate::formats::Source;
-use crate::formats::container::{Bank, Container};
+use crate::formats::container::Container;
 
 /// Layer and first codebook of each bank: as the tables of `container` have them, or as the first record names them; the runtime
 /// compares every record with that.
@@ -19,8 +19,7 @@ pub(super) fn name_banks(
     container: Option<&Container>,
 ) -> Result<(), CompileError> {
     for bank in &mut plan.banks {
-        let is_it = |it: &&Bank| it.file() == bank.source as usize;
-        if let Some(known) = container.and_then(|it| it.banks().values().find(is_it)) {
+        if let Some(known) = container.and_then(|it| it.bank_in(bank.source as usize)) {
             (bank.layer, bank.codebooks) = (known.layer(), known.codebook_base());
             continue;
         }

@@ -244,7 +244,7 @@ pub fn source_decls(files: &ModelFiles) -> Vec<SourceDecl> {
             path: source.path().to_string_lossy().into_owned(),
             bytes: source.stamp().len,
             header_sha256: {
-                let bank = container.banks().values().find(|it| it.file() == file);
+                let bank = container.bank_in(file);
                 bank.and_then(|it| it.headers_sha256(source)).unwrap_or_else(|| hash.clone())
             },
         };

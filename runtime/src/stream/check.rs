@@ -31,8 +31,8 @@ pub fn check_experts(loaded: &LoadedPlan, options: &ExpertOptions) -> Result<u64
     Ok(banks.iter().map(|it| u64::from(it.experts)).sum())
 }
 
-/// Whether the bank is that of the plan, by the headers of its records.
-pub(super) fn is_compiled_from(file: &ExpertFile, bank: &Bank, expected: &str) -> Result<(), ExpertError> {
+/// Refuses a bank that is not the plan's, by the headers of its records.
+pub(super) fn expect_bank(file: &ExpertFile, bank: &Bank, expected: &str) -> Result<(), ExpertError> {
     let other = |message: String| ExpertError::File { path: file.path().to_path_buf(), message };
     let found = bank_sha256(bank.experts, |expert| {
         let at = bank.offset + u64::from(expert) * bank.bytes;

@@ -176,6 +176,12 @@ impl Container {
         &self.banks
     }
 
+    /// The bank whose file is number `file` of the sources; `None` for the trunk and the codebooks.
+    #[must_use]
+    pub fn bank_in(&self, file: usize) -> Option<&Bank> {
+        self.banks.values().find(|it| it.file() == file)
+    }
+
     /// Where the codebook `index` (of a whole [`Bank::books`]) starts in codebooks.bin: f16 `[entries][8]`.
     #[must_use]
     pub fn book_offset(&self, index: u32) -> u64 {
